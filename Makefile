@@ -1,0 +1,31 @@
+# make demo: the main job; make test: lint, types and the whole test suite. Both make .venv first.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test lint types install clean
+
+install: $(VENV)/.installed
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))' || \
+	  { echo "wafer-emu needs Python 3.11 to 3.14; set PYTHON=python3.11, say" >&2; exit 1; }
+	$(PYTHON) -m venv "$(VENV)"
+	"$(BIN)/python" -m pip install --quiet -c constraints.txt -e ".[dev]"
+	touch "$@"
+
+demo: install
+	"$(BIN)/wafer-emu" demo
+
+lint: install
+	"$(BIN)/ruff" check .
+	"$(BIN)/ruff" format --check .
+
+types: install
+	"$(BIN)/mypy"
+
+test: lint types
+	"$(BIN)/python" -m pytest -n 2
+
+clean:
+	rm -rf "$(VENV)" runs dist

@@ -1,0 +1,127 @@
+"""What a query block of an attention does, counted tile by tile: steps, busy cycles, pairs.
+
+The timing of :mod:`wafer_kernels.attention` takes closed forms where it may; nothing here does.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from wafer_kernels._jit import kernel
+from wafer_kernels.attention import (
+    AttentionCost,
+    own_tile,
+    part,
+    row_tokens,
+    seeing_tiles,
+    step_cycles,
+)
+
+__all__ = ["block_busy", "block_steps", "key_tiles", "visible_pairs"]
+
+Int64 = npt.NDArray[np.int64]
+
+
+@kernel()
+def visible_pairs(cost: AttentionCost, chunk: int, first_key: int, last_key: int) -> int:
+    """(query, key) pairs of the chunk that the mask lets through, keys given inclusively.
+
+    All of them where the masked half is charged too.
+    """
+    pairs = 0
+    for key in range(first_key, last_key + 1):
+        if cost.causal_skip == 0:
+            pairs += chunk
+            continue
+        last_query = chunk - 1
+        if cost.window > 0:
+            last_query = min(last_query, key + cost.window - 1)
+        pairs += max(0, last_query - max(key, 0) + 1)
+    return pairs
+
+
+@kernel()
+def key_tiles(cost: AttentionCost, chunk: int, prefix: int) -> Int64:
+    """All key tiles that one query block meets: (tiles, 3) first key, keys, key split."""
+    rows, granule = cost.rows, cost.key_granule
+    seen = min(prefix, cost.window - 1) if cost.window > 0 else prefix
+    full = rows * cost.key_tile
+    own, _ = own_tile(cost, chunk)
+    most = -(-chunk // own)
+    for split in range(cost.splits):
+        most += rows * (-(-part(seen, cost.splits, split) // full))
+    tiles = np.empty((most, 3), np.int64)
+    count, key = 0, -seen
+    for split in range(cost.splits):
+        keys = part(seen, cost.splits, split)
+        while keys > 0:
+            granules = -(-min(keys, full) // granule)
+            for row in range(rows):
+                size = min(keys, part(granules, rows, row) * granule)
+                if size > 0:
+                    tiles[count] = key, size, split
+                    count += 1
+                key += size
+                keys -= size
+    for first in range(0, chunk, own):
+        tiles[count] = first, min(own, chunk - first), first // own % cost.splits
+        count += 1
+    return tiles[:count]
+
+
+@kernel()
+def _most_queries(cost: AttentionCost, chunk: int) -> int:
+    """Query tokens of the fullest row, its last tile taken as whole."""
+    return -(-chunk // (cost.query_tile * cost.rows)) * cost.query_tile
+
+
+@kernel()
+def _runs(cost: AttentionCost, chunk: int, tiles: Int64) -> Int64:
+    """Runs (size, split, first and last query tile that see them, how many) of key tiles alike."""
+    runs = np.zeros((tiles.shape[0], 5), np.int64)
+    count = 0
+    for first_key, size, split in tiles:
+        low, high = seeing_tiles(cost, chunk, first_key, first_key + size - 1)
+        if count > 0:
+            last = runs[count - 1]
+            if last[0] == size and last[1] == split and last[2] == low and last[3] == high:
+                last[4] += 1
+                continue
+        runs[count] = size, split, low, high, 1
+        count += 1
+    return runs[:count]
+
+
+@kernel()
+def block_busy(cost: AttentionCost, chunk: int, prefix: int, busy: Int64) -> int:
+    """Busy cycles of every (split, row) for one query block, added in place; return visible pairs.
+
+    Counts tile by tile over all splits, without closed forms: what a run reports and checks.
+    """
+    durations = np.full((cost.key_tile + 1, _most_queries(cost, chunk) + 1), -1, np.int64)
+    tiles = key_tiles(cost, chunk, prefix)
+    for size, split, low, high, times in _runs(cost, chunk, tiles):
+        for row in range(cost.rows):
+            queries = row_tokens(cost, chunk, row, low, high)
+            if durations[size, queries] < 0:
+                durations[size, queries] = step_cycles(cost, queries, size)
+            busy[split, row] += times * durations[size, queries]
+    pairs = 0
+    for first_key, size, _ in tiles:
+        pairs += visible_pairs(cost, chunk, first_key, first_key + size - 1)
+    return pairs
+
+
+@kernel()
+def block_steps(cost: AttentionCost, chunk: int, prefix: int) -> Int64:
+    """Ring steps of one query block by shape, over all rows and key splits of one head.
+
+    Returns (keys + 1, queries + 1): how many steps multiply that many queries of a row with a tile
+    of that many keys.
+    """
+    steps = np.zeros((cost.key_tile + 1, _most_queries(cost, chunk) + 1), np.int64)
+    for size, _, low, high, times in _runs(cost, chunk, key_tiles(cost, chunk, prefix)):
+        for row in range(cost.rows):
+            steps[size, row_tokens(cost, chunk, row, low, high)] += times
+    return steps

@@ -1,0 +1,157 @@
+"""Products on a region: weights resident, by shifts of both operands or by sums along columns.
+
+Sums are float32 and stay with the core's array until the last step; then they are rounded to the
+kind of the target.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from wafer_kernels._jit import kernel, parallel_kernel, prange
+from wafer_kernels.numeric import Float32, Int64, add_bias, product_add
+from wafer_kernels.region import (
+    Bytes,
+    Grid,
+    Matrix,
+    copy_span,
+    load,
+    load_span,
+    part_start,
+    store_span,
+)
+
+__all__ = ["compute_shift", "row_vectors"]
+
+
+@kernel()
+def _slice(rows: int, columns: int, row: int, column: int, step: int) -> int:
+    """Slice that a logical core multiplies in a step of a compute-shift product.
+
+    The longer side circulates one slice a core; the shorter side is skewed by its share of them.
+    """
+    if columns >= rows:
+        return (row * columns // rows + column + step) % columns
+    return (column * rows // columns + row + step) % rows
+
+
+@parallel_kernel()
+def compute_shift(
+    arena: Bytes,
+    grid: Grid,
+    a: Matrix,
+    a_rows: Int64,
+    b: Matrix,
+    c: Matrix,
+    c_rows: Int64,
+    bias: Matrix,
+    shares: Float32,
+    arriving_a: Int64,
+    arriving_b: Int64,
+) -> None:
+    """Multiply rows of A by B in ``max(R, C)`` steps, each on one slice of the inner index.
+
+    In a step every core multiplies the slices of A and B that have arrived in its buffers: what
+    the chain of shifts from the cores that hold them delivers.
+
+    Parameters
+    ----------
+    arena, grid
+        Memories (core, byte) and the region.
+    a, a_rows
+        Left operand, and its rows that are multiplied (m,).
+    b
+        Right operand, the weights (inner, n).
+    c, c_rows
+        Target, and its rows that receive the products (m,).
+    bias
+        Row added to every product, a copy on every line of cores; no rows: none.
+    shares
+        Factor of each product (m,), which is then added to the target; empty: it replaces it.
+    arriving_a, arriving_b
+        Address of each core's buffers (core,) [byte].
+    """
+    rows, columns = grid.row_place.size, grid.column_place.size
+    slices, inner = max(rows, columns), b.line.size
+    for core in prange(rows * columns):
+        i, j = core // columns, core % columns
+        low, high = part_start(a_rows.size, rows, i), part_start(a_rows.size, rows, i + 1)
+        first, width = b.bounds[j], b.bounds[j + 1] - b.bounds[j]
+        if high == low or width == 0:
+            continue
+        line = grid.row_place[i]
+        local = line * columns + grid.column_place[j]
+        here, memory = grid.first_core + local, arena[grid.first_core + local]
+        sums = np.zeros((high - low, width), np.float32)
+        for step in range(slices):
+            s = _slice(rows, columns, i, j, step)
+            k = part_start(inner, slices, s)
+            depth = part_start(inner, slices, s + 1) - k
+            a_bytes = depth * (4 if a.kind == 0 else 2)
+            b_bytes = width * (4 if b.kind == 0 else 2)
+            for r in range(high - low):
+                to = arriving_a[local] + r * a_bytes
+                copy_span(arena, here, to, grid, a, a_rows[low + r], k, depth)
+            for r in range(depth):
+                to = arriving_b[local] + r * b_bytes
+                copy_span(arena, here, to, grid, b, k + r, first, width)
+            left = np.empty((high - low, depth), np.float32)
+            right = np.empty((depth, width), np.float32)
+            load(left.reshape(-1), memory, arriving_a[local], a.kind)
+            load(right.reshape(-1), memory, arriving_b[local], b.kind)
+            product_add(sums, left, right)
+        if bias.line.size > 0:
+            offset = np.empty(width, np.float32)
+            load_span(offset, arena, grid, bias, line, first)
+            add_bias(sums, offset)
+        for r in range(high - low):
+            if shares.size > 0:
+                total = np.empty(width, np.float32)
+                load_span(total, arena, grid, c, c_rows[low + r], first)
+                for n in range(width):
+                    sums[r, n] = total[n] + shares[low + r] * sums[r, n]
+            store_span(arena, grid, c, c_rows[low + r], first, sums[r])
+
+
+@parallel_kernel()
+def row_vectors(
+    products: Float32,
+    arena: Bytes,
+    grid: Grid,
+    a: Matrix,
+    a_rows: Int64,
+    b: Matrix,
+    bias: Matrix,
+) -> None:
+    """Multiply rows of A, one after another, by weights that stay where they are.
+
+    Each core multiplies its block by its part of the row; the sum passes down each column of cores.
+    The sums are the same bits as those of an undivided product.
+
+    Parameters
+    ----------
+    products
+        Result (m, n), as it leaves the last row of cores.
+    arena, grid, a, a_rows, b, bias
+        As in ``compute_shift``.
+    """
+    rows, columns, inner = grid.row_place.size, grid.column_place.size, b.line.size
+    for j in prange(columns):
+        first, width = b.bounds[j], b.bounds[j + 1] - b.bounds[j]
+        if width == 0:
+            continue
+        sums = np.zeros((a_rows.size, width), np.float32)
+        for i in range(rows):
+            k, end = part_start(inner, rows, i), part_start(inner, rows, i + 1)
+            left = np.empty((a_rows.size, end - k), np.float32)
+            right = np.empty((end - k, width), np.float32)
+            for r in range(a_rows.size):
+                load_span(left[r], arena, grid, a, a_rows[r], k)
+            for r in range(end - k):
+                load_span(right[r], arena, grid, b, k + r, first)
+            product_add(sums, left, right)
+        if bias.line.size > 0:
+            offset = np.empty(width, np.float32)
+            load_span(offset, arena, grid, bias, grid.row_place[0], first)
+            add_bias(sums, offset)
+        products[:, first : first + width] = sums

@@ -1,0 +1,54 @@
+"""MBKR alone: uniform chunks, KV reallocated (MOCAP, arXiv 2606.22968; reconstructed)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+import msgspec
+
+from mocap import reallocation
+from mocap.policy import Move, Policy, Setting
+from mocap.uniform import Uniform
+
+__all__ = ["Mbkr", "Reallocating"]
+
+
+class Reallocating(Policy):
+    """Moves KV to partners that have room: the half of MOCAP that acts on memory.
+
+    `partner` names who may host: the stage N/2 further (``offset``), the mirrored one, the other
+    members of a group of `group_size` equally lagged stages, or whoever the transport plan of
+    least byte-hops (``optimal``) chooses. `trigger` moves what does not fit (``overflow``) or
+    whatever evens out the room (``balance``). `moved` picks the chunks that go.
+    """
+
+    partner: Literal["offset", "mirror", "groups", "optimal"] = "offset"
+    group_size: Annotated[int, msgspec.Meta(ge=2)] = 4
+    trigger: reallocation.Trigger = "overflow"
+    moved: reallocation.Moved = "newest"
+
+    def reallocate(self, cuts: Sequence[Sequence[int]], setting: Setting) -> list[Move]:
+        """Plan where KV lives, slot by slot."""
+        if self.partner == "optimal":
+            return reallocation.optimal(cuts, setting)
+        return reallocation.plan(cuts, setting, self.groups(setting), self.trigger, self.moved)
+
+    def groups(self, setting: Setting) -> list[tuple[int, ...]]:
+        """Stages that may host each other's KV."""
+        match self.partner:
+            case "offset":
+                return list(reallocation.pairs(setting.stages))
+            case "mirror":
+                return list(reallocation.mirror(setting.stages))
+            case "groups":
+                return reallocation.groups(setting.stages, self.group_size)
+            case "optimal":
+                return [tuple(range(setting.stages))]
+
+
+class Mbkr(Reallocating, Uniform):
+    """Equal chunks, KV reallocated between paired stages."""
+
+    name = "mbkr"
+    summary = "equal chunks, KV reallocated between stages"

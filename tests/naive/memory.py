@@ -1,0 +1,38 @@
+"""Bytes of one core of a stage, tensor by tensor, from what lives when."""
+
+
+def working_bytes(operation, height, width, sizes):
+    """Buffers of one operation on a core with parts ``height(total)`` and ``width(total)``."""
+    kind = type(operation).__name__
+    if kind == "Product" and operation.last_row:
+        return width(operation.target.columns) * 4
+    if kind in ("Product", "Experts"):
+        inner, slices = operation.source.columns, max(sizes["rows"], sizes["columns"])
+        depth = inner // slices + (1 if inner % slices else 0)
+        arriving_a = height(operation.target.rows) * depth * sizes["element"]
+        arriving_b = width(operation.target.columns) * depth * sizes["weight"]
+        return arriving_a + arriving_b
+    if kind == "Attention":
+        queries = height(sizes["query_tiles"]) * sizes["query_tile"]
+        return sizes["key_buffer"] + queries * sizes["query"]
+    return 0
+
+
+def peak_bytes(operations, height, width, sizes):
+    """Most bytes at any operation: tensors named before (or now) and again (or now), and buffers.
+
+    The residual stream is always there.
+    """
+    peak = 0
+    for now, operation in enumerate(operations):
+        before = {tensor for each in operations[: now + 1] for tensor in each.tensors()}
+        after = {tensor for each in operations[now:] for tensor in each.tensors()}
+        always = {
+            tensor for each in operations for tensor in each.tensors() if tensor.name == "stream"
+        }
+        live = sum(
+            height(tensor.rows) * width(tensor.columns) * sizes["element"]
+            for tensor in (before & after) | always
+        )
+        peak = max(peak, live + working_bytes(operation, height, width, sizes))
+    return peak

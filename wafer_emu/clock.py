@@ -1,0 +1,450 @@
+"""The first interpreter: a tile program's operations become cycles on a region of cores.
+
+Equal shapes cost the same, so every cost is memoised by shape. Attention is a sum of memoised
+passes over key tiles, so that a table t(chunk, prefix) for the policies costs seconds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from wafer_emu.block_attention import BlockAttention
+from wafer_emu.model import Model, dtype_bytes
+from wafer_emu.placement import Region
+from wafer_emu.program import (
+    Add,
+    Append,
+    Attention,
+    Embed,
+    Experts,
+    Gate,
+    Lookup,
+    Norm,
+    Operation,
+    Product,
+    Rotary,
+    Route,
+    attention_operation,
+    layer_operations,
+)
+from wafer_emu.tiling import AttentionTiling, core_cost, plan_attention
+from wafer_emu.wafer import Wafer
+from wafer_kernels import attention as attention_kernel
+from wafer_kernels import entries, mesh
+from wafer_kernels.attention import AttentionCost, part
+from wafer_kernels.collective import TWO_PHASE_REDUCE, allreduce_cycles
+from wafer_kernels.gemm import gemm
+from wafer_kernels.systolic import CoreCost, tile_cycles, vector_cycles
+
+__all__ = ["NORM_OPERATIONS", "Clock", "Tiers"]
+
+Int64 = npt.NDArray[np.int64]
+_AttentionPlan = tuple[AttentionCost, tuple[Any, ...], AttentionTiling]
+
+# Vector instructions per element (assumed): square and add, scale, weight; rotate and blend;
+# activation with its exponential and division, then the product with the up projection.
+NORM_OPERATIONS = 3
+ROTARY_OPERATIONS = 3
+GATE_OPERATIONS = 7
+ROUTE_OPERATIONS = 4
+FLOAT_BYTES = 4  # partial sums and softmax statistics
+
+
+def vector_shape(operation: Operation) -> tuple[int, int, int]:
+    """(rows, columns, vector instructions per element) of an element-wise operation."""
+    match operation:
+        case Norm(source=tensor):
+            return tensor.rows, operation.width * operation.groups, NORM_OPERATIONS
+        case Rotary(target=tensor):
+            return tensor.rows, tensor.columns, ROTARY_OPERATIONS
+        case Gate(target=tensor):
+            return tensor.rows, tensor.columns, GATE_OPERATIONS
+        case Route(source=tensor):
+            return tensor.rows, tensor.columns, ROUTE_OPERATIONS
+        case Add(target=tensor):
+            return tensor.rows, tensor.columns, 1
+    raise TypeError(f"not element-wise: {operation}")
+
+
+@dataclass(frozen=True)
+class Tiers:
+    """Which memory holds weights and KV of a stage: ``sram`` or ``dram``."""
+
+    weights: str = "sram"
+    kv: str = "sram"
+
+
+@dataclass
+class Clock:
+    """Cycles of the operations of one model on one region shape.
+
+    ``attention_bytes`` is what a core may spend on attention's working set.
+    """
+
+    wafer: Wafer
+    model: Model
+    region: Region
+    tiers: Tiers
+    attention_bytes: int
+    weights_dtype: str
+    kv_dtype: str
+    expert_tokens: Callable[[int, int, int], npt.NDArray[np.int64]] | None = None
+    _memo: dict[tuple[object, ...], int] = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def grid(self) -> mesh.GridCost:
+        """The region as the mesh kernels see it; the slowest link of a hop is a die crossing."""
+        rate, latency = self.slowest_link
+        return mesh.GridCost(
+            self.region.rows,
+            self.region.columns,
+            core_cost(self.wafer),
+            dtype_bytes(self.model.dtype),
+            self.wafer.core.step_cycles,
+            rate,
+            latency,
+            self.wafer.link.ramp_cycles,
+            0,
+        )
+
+    @cached_property
+    def _flat_grid(self) -> tuple[Any, ...]:
+        return entries.plain(self.grid)
+
+    @cached_property
+    def slowest_link(self) -> tuple[int, int]:
+        """(bytes per cycle, cycles per hop) of the slowest link inside the region."""
+        link, die = self.wafer.link, self.wafer.die_link
+        if die is None or self.region.dies(self.wafer) == (1, 1):
+            return link.bytes_per_cycle, link.hop_cycles
+        clock = self.wafer.core.clock_hz
+        lanes = max(self.wafer.die.core_rows, self.wafer.die.core_columns)
+        rate = max(1, min(link.bytes_per_cycle, die.bytes_per_second // (lanes * clock)))
+        return rate, link.hop_cycles + math.ceil(die.latency_seconds * clock)
+
+    @cached_property
+    def dram_bytes_per_cycle(self) -> float:
+        """Bandwidth of the die memories under the region."""
+        assert self.wafer.dram is not None
+        down, across = self.region.dies(self.wafer)
+        return down * across * self.wafer.dram.bytes_per_second / self.wafer.core.clock_hz
+
+    def dram_cycles(self, streamed_bytes: int) -> int:
+        """Cycles to stream bytes from the die memories under the region."""
+        return math.ceil(streamed_bytes / self.dram_bytes_per_cycle)
+
+    def operation(self, operation: Operation) -> int:
+        """Cycles from the start of an operation to the end of its slowest core."""
+        match operation:
+            case Attention():
+                return self.attention(operation)
+            case Product():
+                m, n, k = operation.shape
+                return self._remember(("product", m, k, n), self.product, m, k, n)
+            case Experts():
+                return self.experts(operation)
+            case Norm():
+                return self.norm(operation)
+            case Rotary() | Gate() | Route() | Add():
+                return self.vector(*vector_shape(operation))
+            case Append():
+                return self.append(operation)
+            case Lookup(target=tensor):
+                moved = tensor.rows * tensor.columns * self.grid.element_bytes
+                lanes = self.region.columns * self.grid.link_bytes_per_cycle
+                return -(-moved // lanes) + self.region.rows * self.grid.hop_cycles
+            case Embed():
+                return 0  # the host's link carries it: the engine delays the input
+        raise TypeError(f"no cost for {operation}")
+
+    def _remember(
+        self, key: tuple[object, ...], function: Callable[..., int], *arguments: object
+    ) -> int:
+        if key not in self._memo:
+            self._memo[key] = function(*arguments)
+        return self._memo[key]
+
+    # -- products -------------------------------------------------------------------------------
+    def product(self, m: int, k: int, n: int) -> int:
+        """Cycles of an m x k by k x n product, with resident weights k x n.
+
+        The faster of a compute-shift product and, for few rows, of m products of a row vector with
+        weights that stay (each core multiplies its block, columns of cores add up the parts).
+        Weights in die memory are streamed behind the computation (roofline, double buffers).
+        """
+        cycles = min(self.compute_shift(m, k, n), m * self.row_vector(k, n))
+        if self.tiers.weights == "dram":
+            cycles = max(cycles, self.dram_cycles(k * n * dtype_bytes(self.weights_dtype)))
+        return cycles
+
+    def weights_stay(self, m: int, k: int, n: int) -> bool:
+        """Whether m row-vector products are faster than a compute-shift product."""
+        return m * self.row_vector(k, n) < self.compute_shift(m, k, n)
+
+    def compute_shift(self, m: int, k: int, n: int) -> int:
+        """Cycles of a compute-shift product."""
+        key = ("shift", m, k, n)
+        if key not in self._memo:
+            cycles = entries.compute_shift_cycles(self._flat_grid, m, k, n)
+            self._memo[key] = cycles if cycles >= 0 else gemm(self.grid, m, k, n).cycles
+        return self._memo[key]
+
+    def row_vector(self, k: int, n: int) -> int:
+        """Cycles of a row vector times weights that stay."""
+        rows, columns = self.region.rows, self.region.columns
+        height, width = part(k, rows, 0), part(n, columns, 0)
+        block = tile_cycles(self.row_vector_core, 1, height, width, self.grid.element_bytes)
+        return block + self.grid.step_cycles + self.reduce(rows, width * FLOAT_BYTES)
+
+    @property
+    def row_vector_core(self) -> CoreCost:
+        """The core as it multiplies a row vector: its own vectors lie along n."""
+        return self.grid.core._replace(vector_axis=1)
+
+    def reduce(self, cores: int, payload_bytes: int) -> int:
+        """Cycles to add up a payload over a line of cores and send the sum back to all of them."""
+        if cores == 1:
+            return 0
+        rate, hop = self.slowest_link
+        wavelets = -(-payload_bytes // rate)
+        ramp = self.wafer.link.ramp_cycles
+        return int(allreduce_cycles(TWO_PHASE_REDUCE, cores, wavelets, ramp, hop))
+
+    def experts(self, operation: Experts) -> int:
+        """Cycles of one expert after another on the tokens routed to it, and of moving the rows.
+
+        Rows travel to the expert's layout and back; half of them cross the middle of the region.
+        """
+        n, k = operation.target.columns, operation.source.columns
+        total = 0
+        for rows, times in self.expert_rows(operation):
+            total += times * self._remember(("product", rows, k, n), self.product, rows, k, n)
+        moved = operation.choices * (n if operation.combine else k) * self.grid.element_bytes
+        rate, hop = self.slowest_link
+        across = -(-moved // (2 * self.region.columns * rate)) + self.region.rows * hop
+        return total + across if self.region.rows > 1 else total
+
+    def expert_rows(self, operation: Experts) -> Iterator[tuple[int, int]]:
+        """(rows, number of experts) pairs: uniform, or as the numbers routed them."""
+        choices = operation.choices
+        if self.expert_tokens is None:
+            more = choices % operation.experts
+            for rows, times in (
+                (choices // operation.experts + 1, more),
+                (choices // operation.experts, operation.experts - more),
+            ):
+                if rows and times:
+                    yield rows, times
+            return
+        counts = self.expert_tokens(operation.layer, choices, operation.experts)
+        for rows, times in zip(*np.unique(counts[counts > 0], return_counts=True), strict=True):
+            yield int(rows), int(times)
+
+    # -- vectors --------------------------------------------------------------------------------
+    def vector(self, rows: int, columns: int, operations: int) -> int:
+        """Cycles of element-wise operations on the core with the largest part of a tensor."""
+        core = self.wafer.core
+        elements = part(rows, self.region.rows, 0) * part(columns, self.region.columns, 0)
+        return int(
+            vector_cycles(core.vector_lanes, core.vector_issue_millicycles, elements, operations)
+        )
+
+    def norm(self, operation: Norm) -> int:
+        """Cycles of a norm: squares, a sum along each row of cores (or of a head's), scaling."""
+        payload = part(operation.source.rows, self.region.rows, 0) * FLOAT_BYTES
+        summed = self.reduce(self.norm_cores(operation), payload)
+        return self.vector(*vector_shape(operation)) + summed
+
+    def norm_cores(self, operation: Norm) -> int:
+        """Cores of a row that share the sum of one group."""
+        return max(1, self.region.columns // operation.groups)
+
+    def append(self, operation: Append) -> int:
+        """Cycles to write the chunk's KV of one layer into the cores' memory, evenly spread."""
+        width = operation.elements_per_token * dtype_bytes(self.kv_dtype)
+        rows = operation.sources[0].rows
+        if self.tiers.kv == "dram":
+            return self.dram_cycles(rows * width)
+        written = -(-rows * width // self.region.cores)
+        return -(-written // self.wafer.core.sram_write_bytes_per_cycle)
+
+    # -- attention ------------------------------------------------------------------------------
+    def tiling(self, operation: Attention) -> AttentionTiling:
+        """How the region shares out an attention."""
+        return plan_attention(
+            self.wafer, self.region, operation, self.grid.element_bytes, self.attention_bytes
+        )
+
+    def attention_cost(self, operation: Attention) -> AttentionCost:
+        """Parameters of the attention kernels."""
+        tiling = self.tiling(operation)
+        rate, hop = self.slowest_link
+        core = self.wafer.core
+        return AttentionCost(
+            self.grid.core,
+            self.region.rows,
+            tiling.splits,
+            tiling.units,
+            tiling.query_tile,
+            tiling.key_tile,
+            tiling.key_granule,
+            operation.key_width,
+            operation.value_width,
+            self.grid.element_bytes,
+            core.step_cycles,
+            core.vector_lanes,
+            core.vector_issue_millicycles,
+            rate,
+            2 * hop + 2 * self.wafer.link.ramp_cycles,
+            (operation.window or 0) if operation.causal_skip else 0,
+            int(operation.causal_skip),
+        )
+
+    def attention(self, operation: Attention) -> int:
+        """Cycles of one attention; see :meth:`attentions`."""
+        return int(self.attentions(operation, np.array([operation.prefix]))[0])
+
+    def attentions(self, operation: Attention, prefixes: Int64) -> Int64:
+        """Cycles of an attention after many prefixes (P,) instead of its own.
+
+        MLA first expands all latents so far into keys and values (a product with p + c rows). KV in
+        die memory is streamed behind the computation.
+        """
+        chunk = operation.chunk
+        form = self._ring if self.wafer.attention == "ring" else self._blocks
+        total = form(operation, prefixes)
+        if operation.expand is not None:
+            _, k, n = self.expansion_shape(operation)
+            total += [self.product(int(prefix) + chunk, k, n) for prefix in prefixes]
+        return total
+
+    def block_attention(self, operation: Attention) -> BlockAttention:
+        """An attention as products, which remembers its blocks."""
+        shape = (operation.heads, operation.kv_heads, operation.key_width, operation.value_width)
+        key = (*shape, operation.chunk)
+        if key not in self._block_attentions:
+            self._block_attentions[key] = BlockAttention(self, operation)
+        return self._block_attentions[key]
+
+    @cached_property
+    def _block_attentions(self) -> dict[tuple[int, ...], BlockAttention]:
+        return {}
+
+    def _blocks(self, operation: Attention, prefixes: Int64) -> Int64:
+        """Matrix products, key block after key block."""
+        earlier = self.earlier_keys(operation, prefixes, operation.chunk, 0)
+        cycles = self.block_attention(operation).cycles(earlier)
+        return self._behind_streams(operation, cycles, operation.chunk, earlier)
+
+    def _behind_streams(
+        self, operation: Attention, cycles: Int64, queries: int, earlier: Int64
+    ) -> Int64:
+        """Cycles of computation (P,), or of its KV's way from die memory if that is longer."""
+        if self.tiers.kv == "sram":
+            return cycles
+        streamed = [self.dram_cycles(self.kv_bytes(operation, queries + int(e))) for e in earlier]
+        return np.maximum(cycles, streamed)
+
+    def _ring(self, operation: Attention, prefixes: Int64) -> Int64:
+        """Gather queries, passes of all query blocks around the ring, merge the key splits."""
+        signature = (
+            operation.heads,
+            operation.key_width,
+            operation.value_width,
+            operation.window,
+            operation.causal_skip,
+            operation.expand,
+        )
+        chunk = operation.chunk
+        if signature not in self._costs:
+            cost = self.attention_cost(operation)
+            self._costs[signature] = (cost, entries.plain(cost), self.tiling(operation))
+        cost, flat, tiling = self._costs[signature]
+        total = np.zeros_like(prefixes)
+        total += self._remember(("ends", signature, chunk), self._gather_and_merge, cost, chunk)
+        for size, before in tiling.query_blocks(self.region.rows, chunk):
+            own = self._remember(("own", signature, size), entries.own_cycles, flat, size)
+            earlier = self.earlier_keys(operation, prefixes, size, before)
+            cycles = entries.prefixes_cycles(flat, size, earlier) + own
+            total += self._behind_streams(operation, cycles, size, earlier)
+        return total
+
+    @cached_property
+    def _costs(self) -> dict[tuple[object, ...], _AttentionPlan]:
+        return {}
+
+    def expansion_shape(self, operation: Attention) -> tuple[int, int, int]:
+        """(m, k, n) of the product that turns all latents so far into keys and values."""
+        mla = self.model.mla
+        assert mla is not None
+        width = operation.heads * (mla.qk_nope_head_dim + mla.v_head_dim)
+        return operation.prefix + operation.chunk, mla.kv_lora_rank, width
+
+    def earlier_keys(self, operation: Attention, prefixes: Int64, block: int, before: int) -> Int64:
+        """Keys besides its own that a query block meets, after ``before`` tokens of the chunk.
+
+        Those in front of it that a window shows; all keys where the masked half is charged too.
+        """
+        window = operation.window
+        if operation.causal_skip:
+            keys = prefixes + before
+            return keys if window is None else np.minimum(keys, window - 1)
+        seen = prefixes if window is None else np.minimum(prefixes, window - 1)
+        return seen + operation.chunk - block
+
+    def kv_bytes(self, operation: Attention, keys: int) -> int:
+        """Bytes of the KV of so many tokens in the operation's layer."""
+        return keys * self.model.kv_elements_per_token(operation.layer) * dtype_bytes(self.kv_dtype)
+
+    def _gather_and_merge(self, cost: AttentionCost, chunk: int) -> int:
+        """Queries go to all columns of their head; partial results of the splits come together."""
+        rows = attention_kernel.row_queries(cost, chunk, 0, -1, -1)
+        queries = rows * cost.units
+        rate, hop = self.slowest_link
+        gathered = queries * cost.key_width * cost.element_bytes
+        cycles = -(-gathered // rate) + cost.splits * hop + 2 * self.wafer.link.ramp_cycles
+        partial = queries * (cost.value_width + 2) * FLOAT_BYTES
+        return cycles + self.reduce(cost.splits, partial)
+
+    # -- layers and tasks -----------------------------------------------------------------------
+    def layer_kind(self, layer: int) -> tuple[bool, int | None]:
+        """What distinguishes the layers of a model: dense or not, and the window."""
+        moe = self.model.moe
+        return moe is None or moe.is_dense(layer), self.model.windows[layer]
+
+    def layer(self, layer: int, chunk: int, prefix: int, causal_skip: bool = True) -> int:
+        """Cycles of one transformer layer on ``chunk`` tokens after ``prefix``."""
+        key = ("layer", self.layer_kind(layer), chunk, prefix, causal_skip)
+        if key not in self._memo:
+            self._memo[key] = int(self.layers(layer, chunk, np.array([prefix]), causal_skip)[0])
+        return self._memo[key]
+
+    def layers(self, layer: int, chunk: int, prefixes: Int64, causal_skip: bool = True) -> Int64:
+        """Cycles of one transformer layer on ``chunk`` tokens after many prefixes (P,)."""
+        fixed = ("fixed", self.layer_kind(layer), chunk, causal_skip)
+        if fixed not in self._memo:
+            self._memo[fixed] = sum(
+                self.operation(each)
+                for each in layer_operations(self.model, layer, chunk, 0, causal_skip)
+                if not isinstance(each, Attention)
+            )
+        attention = attention_operation(self.model, layer, chunk, 0, causal_skip)
+        return self.attentions(attention, prefixes) + self._memo[fixed]
+
+    def head(self, rows: int) -> int:
+        """Cycles of the final norm and the head on ``rows`` rows."""
+        model = self.model
+        return self.vector(rows, model.hidden_size, NORM_OPERATIONS) + self._remember(
+            ("product", rows, model.hidden_size, model.vocab_size),
+            self.product,
+            rows,
+            model.hidden_size,
+            model.vocab_size,
+        )

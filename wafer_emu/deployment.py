@@ -1,0 +1,435 @@
+"""A model on a wafer: stages on regions, their clocks and memories, and what a policy is told."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from mocap.policy import Policy, Request, Setting
+from wafer_emu.clock import Clock, Tiers
+from wafer_emu.memory import StageMemory, kv_quanta_per_token, kv_quantum_bytes
+from wafer_emu.model import Model, dtype_bytes
+from wafer_emu.options import Options
+from wafer_emu.placement import (
+    Placement,
+    Region,
+    Stage,
+    place_regions,
+    place_stages,
+    split_layers,
+)
+from wafer_emu.program import Lookup, Tensor
+from wafer_emu.wafer import Wafer
+from wafer_kernels.errors import CapacityError, ConfigError, UsageError
+
+__all__ = ["PAGE_TOKENS", "Deployment", "deploy"]
+
+Int64 = npt.NDArray[np.int64]
+DEFAULT_STAGES = 16
+PAGE_TOKENS = 16  # chunks and moves are multiples of this, remainders apart
+BUDGET_GRAIN = 512  # attention budgets are rounded down to this, so that stages share clocks [byte]
+
+
+@dataclass
+class Deployment:
+    """A model placed on a wafer under given memory tiers.
+
+    Attributes
+    ----------
+    model
+        The layers that are placed.
+    tile_tokens
+        Longest tile in which a chunk passes a layer [tokens].
+    scale
+        (layers of the whole model, layers placed): costs of layers are scaled by their ratio.
+    placement
+        Stages on regions.
+    clocks
+        Clock of each stage; stages alike share one.
+    """
+
+    wafer: Wafer
+    model: Model
+    options: Options
+    tiers: Tiers
+    tile_tokens: int
+    scale: tuple[int, int]
+    placement: Placement
+    clocks: tuple[Clock, ...]
+    _costs: dict[tuple[int, int, int], int] = field(default_factory=dict)
+    _memories: dict[int, tuple[StageMemory, ...]] = field(default_factory=dict)
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """The pipeline stages."""
+        return self.placement.stages
+
+    def memories(self, handoff_tokens: int) -> tuple[StageMemory, ...]:
+        """Memory of every stage where chunks of at most ``handoff_tokens`` follow one another."""
+        if handoff_tokens not in self._memories:
+            shared: dict[tuple[object, ...], StageMemory] = {}
+            result = []
+            for stage, clock in zip(self.stages, self.clocks, strict=True):
+                embedding, head = self.holds_embedding(stage), self.holds_head(stage)
+                kinds = tuple(sorted(map(str, self.layer_kinds[stage.index])))
+                alike = (id(clock), stage.region.dies(self.wafer), kinds, embedding, head)
+                if alike not in shared:
+                    shared[alike] = StageMemory(
+                        clock,
+                        stage,
+                        embedding,
+                        head,
+                        self.tile_tokens,
+                        handoff_tokens,
+                        self.options.kv_budget,
+                    )
+                result.append(shared[alike])
+            self._memories[handoff_tokens] = tuple(result)
+        return self._memories[handoff_tokens]
+
+    def holds_embedding(self, stage: Stage) -> bool:
+        """Whether the embedding table lives on a stage."""
+        return stage.index == 0 and self.options.embedding == "first-stage"
+
+    def holds_head(self, stage: Stage) -> bool:
+        """Whether final norm and head live on a stage."""
+        return stage.index == len(self.stages) - 1
+
+    def tiles(self, chunk: int) -> Iterator[tuple[int, int]]:
+        """(tokens, tokens before) of the even tiles in which a chunk passes a layer."""
+        count = -(-chunk // self.tile_tokens)
+        before = 0
+        for index in range(count):
+            size = chunk // count + (1 if index < chunk % count else 0)
+            yield size, before
+            before += size
+
+    def stage_cost(self, stage: int, chunk: int, prefix: int) -> int:
+        """Cycles of a stage's layers on a chunk, tile by tile; the head is not in it."""
+        key = (stage, chunk, prefix)
+        if key not in self._costs:
+            self._costs[key] = int(self.stage_costs(stage, chunk, np.array([prefix]))[0])
+        return self._costs[key]
+
+    def stage_costs(self, stage: int, chunk: int, prefixes: Int64) -> Int64:
+        """:meth:`stage_cost` after many prefixes (P,)."""
+        placed, clock = self.stages[stage], self.clocks[stage]
+        cycles = np.zeros_like(prefixes)
+        for tile, before in self.tiles(chunk):
+            for (layer, _), count in self.layer_kinds[stage].items():
+                cycles += count * clock.layers(
+                    layer, tile, prefixes + before, self.options.causal_skip
+                )
+        whole, placed_layers = self.scale
+        cycles = -(-cycles * whole // placed_layers)
+        if self.holds_embedding(placed):
+            stream = Tensor("stream", chunk, self.model.hidden_size)
+            cycles += clock.operation(Lookup(stream, "model.embed_tokens.weight"))
+        return cycles
+
+    @cached_property
+    def layer_kinds(self) -> tuple[dict[tuple[int, object], int], ...]:
+        """For every stage, the number of layers of each (first such layer of the model, kind)."""
+        first: dict[object, int] = {}
+        result = []
+        for stage, clock in zip(self.stages, self.clocks, strict=True):
+            counts: dict[tuple[int, object], int] = {}
+            for layer in range(stage.first_layer, stage.first_layer + stage.layers):
+                kind = clock.layer_kind(layer)
+                key = (first.setdefault(kind, layer), kind)
+                counts[key] = counts.get(key, 0) + 1
+            result.append(counts)
+        return tuple(result)
+
+    def head_cycles(self) -> int:
+        """Cycles of final norm and head, for the last token, on the last stage."""
+        return self.clocks[-1].head(1)
+
+    def slowest_cost(self) -> SlowestCost:
+        """Cost t(chunk, prefix) of the slowest stage, with a vectorised ``table``."""
+        return SlowestCost(self)
+
+    def lanes_between(self, a: Region, b: Region) -> int:
+        """Bytes per cycle between two regions: links across the narrower side, or die edges."""
+        vertical = a.column == b.column and a.row != b.row
+        lanes = min(a.columns, b.columns) if vertical else min(a.rows, b.rows)
+        rate = lanes * self.wafer.link.bytes_per_cycle
+        die = self.wafer.die_link
+        if die is not None and self.wafer.dies > 1:
+            side = 1 if vertical else 0
+            edges = min(a.dies(self.wafer)[side], b.dies(self.wafer)[side])
+            rate = min(rate, edges * die.bytes_per_second // self.wafer.core.clock_hz)
+        return max(1, rate)
+
+    def transfer_cycles(self, moved_bytes: int, source: int, target: int) -> int:
+        """Cycles of an uncontended transfer between two stages' regions: XY route, wormhole."""
+        if moved_bytes == 0 or source == target:
+            return 0
+        a, b = self.stages[source].region, self.stages[target].region
+        link, die = self.wafer.link, self.wafer.die_link
+        latency = a.hops_to(b) * link.hop_cycles + 2 * link.ramp_cycles
+        if die is not None:
+            crossed = abs(a.row - b.row) // self.wafer.die.core_rows
+            crossed += abs(a.column - b.column) // self.wafer.die.core_columns
+            latency += crossed * math.ceil(die.latency_seconds * self.wafer.core.clock_hz)
+        return -(-moved_bytes // self.lanes_between(a, b)) + latency
+
+    def kv_quanta_per_token(self) -> tuple[int, ...]:
+        """KV quanta that each stage keeps of one token."""
+        return tuple(
+            stage.layers * kv_quanta_per_token(clock)
+            for stage, clock in zip(self.stages, self.clocks, strict=True)
+        )
+
+    def setting(
+        self,
+        chunks: int,
+        capacities: Sequence[int],
+        resident_bytes: Sequence[int],
+    ) -> Setting:
+        """What a policy is told; ``capacities`` are the stages' KV quanta."""
+        quantum = kv_quantum_bytes(self.clocks[0])
+        neighbour = self.stages[min(1, len(self.stages) - 1)].region
+        return Setting(
+            stages=len(self.stages),
+            chunks=chunks,
+            page_tokens=PAGE_TOKENS,
+            cost=self.slowest_cost(),
+            stage_cost=self.stage_cost,
+            kv_bytes_per_token=tuple(each * quantum for each in self.kv_quanta_per_token()),
+            kv_capacity_bytes=tuple(
+                max(0, quanta * quantum - resident)
+                for quanta, resident in zip(capacities, resident_bytes, strict=True)
+            ),
+            hops=self.placement.hops(),
+            link_bytes_per_cycle=self.lanes_between(self.stages[0].region, neighbour),
+            chunk_tokens=self.options.chunk_tokens,
+        )
+
+
+@dataclass(frozen=True)
+class SlowestCost:
+    """Cycles of the slowest stage on (chunk, prefix)."""
+
+    deployment: Deployment
+
+    @cached_property
+    def _representatives(self) -> tuple[int, ...]:
+        """One stage of every kind: stages alike cost the same."""
+        deployment = self.deployment
+        kinds: dict[tuple[object, ...], int] = {}
+        for stage, clock, counts in zip(
+            deployment.stages, deployment.clocks, deployment.layer_kinds, strict=True
+        ):
+            alike = (id(clock), tuple(counts.items()), deployment.holds_embedding(stage))
+            kinds.setdefault(alike, stage.index)
+        return tuple(kinds.values())
+
+    def __call__(self, chunk: int, prefix: int) -> int:
+        """Cycles of the slowest stage."""
+        return max(
+            self.deployment.stage_cost(stage, chunk, prefix) for stage in self._representatives
+        )
+
+    def table(self, chunks: Int64, prefixes: Int64) -> Int64:
+        """Cycles for arrays of chunks and prefixes of one shape."""
+        costs = np.zeros_like(prefixes)
+        for chunk in np.unique(chunks):
+            here = chunks == chunk
+            for stage in self._representatives:
+                cycles = self.deployment.stage_costs(stage, int(chunk), prefixes[here])
+                costs[here] = np.maximum(costs[here], cycles)
+        return costs
+
+
+def _stage_count(wafer: Wafer, layers: int, options: Options, policy: Policy) -> int | None:
+    """Stages wanted; None where a region shape alone decides."""
+    if policy.stage_count is not None:
+        return policy.stage_count
+    if options.stages is not None:
+        if options.stages > layers:
+            raise UsageError(
+                f"{options.stages} stages for {layers} layers: every stage needs a layer, so ask "
+                f"for at most {layers}"
+            )
+        return options.stages
+    if options.region is not None:
+        return None
+    units = wafer.dies if wafer.dies > 1 else wafer.cores
+    return min(DEFAULT_STAGES, layers, units)
+
+
+def _weights_per_core(
+    model: Model, region: Region, layers: range, embedding: bool, head: bool, element_bytes: int
+) -> int:
+    """Bytes of weights on the fullest core of a region."""
+
+    def part(shape: tuple[int, ...]) -> int:
+        across = -(-shape[0] // region.columns)
+        return across if len(shape) == 1 else across * -(-shape[1] // region.rows)
+
+    elements = sum(
+        part(shape) for layer in layers for shape in model.layer_weight_shapes(layer).values()
+    )
+    if embedding:
+        elements += part(model.embedding_shape)
+    if head:
+        elements += part(model.final_norm_shape)
+        if not (model.tied_embeddings and embedding):
+            elements += part(model.head_shape)
+    return elements * element_bytes
+
+
+@dataclass
+class _Clocks:
+    """Clocks by region shape and attention budget, shared by stages alike."""
+
+    wafer: Wafer
+    model: Model
+    options: Options
+    tiers: Tiers
+    lean: int
+    _known: dict[tuple[object, ...], Clock] = field(default_factory=dict)
+    _weights: dict[tuple[object, ...], int] = field(default_factory=dict)
+
+    def of(self, region: Region, layers: range, embedding: bool, head: bool) -> Clock | None:
+        """Clock of a stage; None if its weights fill its cores.
+
+        Attention may use ``1 / 2^(lean + 1)`` of what code and weights leave of a core.
+        """
+        weights_dtype = self.options.weights_dtype or self.model.dtype
+        shape = (region.rows, region.columns)
+        weights = 0
+        if self.tiers.weights == "sram" and self.options.kv_budget is None:
+            key = (shape, layers, embedding, head)
+            if key not in self._weights:
+                self._weights[key] = _weights_per_core(
+                    self.model, region, layers, embedding, head, dtype_bytes(weights_dtype)
+                )
+            weights = self._weights[key]
+        free = self.wafer.core.data_bytes - weights
+        if free <= 0:
+            return None
+        budget = free // 2 ** (self.lean + 1) // BUDGET_GRAIN * BUDGET_GRAIN
+        known = (shape, region.dies(self.wafer), budget)
+        if known not in self._known:
+            kv_dtype = self.options.kv_dtype or self.model.dtype
+            self._known[known] = Clock(
+                self.wafer, self.model, region, self.tiers, budget, weights_dtype, kv_dtype
+            )
+        return self._known[known]
+
+
+def deploy(
+    wafer: Wafer,
+    model: Model,
+    options: Options,
+    policy: Policy,
+    tiers: Tiers,
+    lean: int,
+    longest: Request,
+) -> Deployment:
+    """Place a model on a wafer.
+
+    Layers are split for the least slowest stage, head counted, at an even chunk in the middle of
+    the longest request. ``lean`` halves, each time, the tiles in which a chunk passes a layer and
+    what attention may use of a core.
+
+    Raises
+    ------
+    UsageError
+        If stages, regions or layers do not go together.
+    ConfigError
+        If a die memory is asked for where there is none.
+    CapacityError
+        If the weights fit under no split.
+    """
+    if "dram" in (tiers.weights, tiers.kv) and wafer.dram is None:
+        raise ConfigError(
+            f"{wafer.name} has no die memory: weights and KV can only live in SRAM "
+            "(--weights-tier sram --kv-tier sram)"
+        )
+    whole = model.layers
+    if options.layers is not None:
+        model = model.with_layers(options.layers)
+    count = _stage_count(wafer, model.layers, options, policy)
+    regions = place_regions(wafer, count, options.region, model.layers, options.placement)
+    stages = len(regions)
+    chunk = options.chunk_tokens or -(-longest.new_tokens // (options.chunks or stages))
+    chunk = min(chunk, longest.new_tokens)
+    tile = max(1, -(-chunk // 2**lean))
+    prefix = longest.prefix_tokens + longest.new_tokens // 2
+    clocks = _Clocks(wafer, model, options, tiers, lean)
+    costs: dict[tuple[object, ...], int] = {}
+
+    def clock_of(stage: int, layers: range) -> Clock | None:
+        embedding = stage == 0 and options.embedding == "first-stage"
+        return clocks.of(regions[stage], layers, embedding, stage == stages - 1)
+
+    def cost(stage: int, first: int, number: int) -> int | None:
+        layers = range(first, first + number)
+        clock = clock_of(stage, layers)
+        if clock is None:
+            return None
+        cycles = 0
+        for layer in layers:
+            key = (id(clock), clock.layer_kind(layer))
+            if key not in costs:
+                costs[key] = clock.layer(layer, tile, prefix, options.causal_skip)
+            cycles += costs[key]
+        return cycles + (clock.head(1) if stage == stages - 1 else 0)
+
+    counts = split_layers(model.layers, stages, cost)
+    placement = place_stages(wafer, regions, counts, options.placement)
+    chosen = []
+    for stage in placement.stages:
+        layers = range(stage.first_layer, stage.first_layer + stage.layers)
+        clock = clock_of(stage.index, layers)
+        assert clock is not None
+        chosen.append(clock)
+    return Deployment(
+        wafer, model, options, tiers, tile, (whole, model.layers), placement, tuple(chosen)
+    )
+
+
+def capacity_error(
+    deployment: Deployment, memory: StageMemory, stage: int, chunk: int
+) -> CapacityError:
+    """The error of a stage whose fullest core is over its memory before any KV is stored."""
+    load = memory.load(chunk)
+    total = load.dealing.expand(load.total)
+    row, column = (int(i) for i in np.unravel_index(np.argmax(total), total.shape))
+    region = deployment.stages[stage].region
+    items = {
+        "code": load.code,
+        "weights": load.weights,
+        "activations": load.activations,
+        "buffers": load.buffers,
+    }
+    shares = {
+        name: int(np.broadcast_to(load.dealing.expand(kinds), total.shape)[row, column])
+        for name, kinds in items.items()
+    }
+    capacity, need = deployment.wafer.core.sram_bytes, int(total[row, column])
+    filled = ", ".join(f"{name} {size:,} B" for name, size in shares.items())
+    remedies = ["more stages or larger regions", "smaller chunks (--chunks)"]
+    if deployment.wafer.dram is not None and deployment.tiers.weights == "sram":
+        remedies.insert(0, "weights in die memory (--weights-tier dram)")
+    else:
+        remedies.append("fewer layers (--layers) or a smaller type (--weights-dtype)")
+    return CapacityError(
+        f"stage {stage} does not fit: core ({region.row + row}, {region.column + column}) needs "
+        f"{need:,} B of its {capacity:,} B, {need - capacity:,} B too many ({filled}); "
+        f"what would help: {'; '.join(remedies)}",
+        stage=stage,
+        core=[region.row + row, region.column + column],
+        need_bytes=need,
+        capacity_bytes=capacity,
+        short_bytes=need - capacity,
+        items=shares,
+    )

@@ -1,0 +1,292 @@
+"""The one public entry: wafer, model, workload and policy become a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import mocap.policy
+from mocap.policy import Policy
+from wafer_emu.activity import Activity
+from wafer_emu.frames import Frames
+from wafer_emu.model import Model
+from wafer_emu.options import Options
+from wafer_emu.plan import Plan, make_plan
+from wafer_emu.replay import Books, replay
+from wafer_emu.summary import summarise
+from wafer_emu.wafer import Wafer
+from wafer_emu.workload import MAX_TOKENS, Workload
+from wafer_kernels import pipeline
+from wafer_kernels.errors import CapacityError, DeadlockError, UsageError
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+__all__ = ["Progress", "Run", "compare", "emulate", "max_length"]
+
+Progress = Callable[[str, float], None]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run.
+
+    Attributes
+    ----------
+    summary
+        Plain mapping of results; the keys are defined in docs/metrics.md.
+    plan, schedule, books
+        What was planned, when it ran, and the ledgers at the end.
+    record
+        The run file, if one was kept.
+    """
+
+    summary: dict[str, Any]
+    plan: Plan
+    schedule: pipeline.Schedule
+    books: Books
+    record: Path | None = None
+
+    @cached_property
+    def _tree(self) -> xr.DataTree:
+        from wafer_emu.state import open_run
+
+        if self.record is None:
+            raise UsageError(
+                "this run was not recorded: pass record='run.h5' to emulate() for its tables"
+            )
+        return open_run(self.record)
+
+    @property
+    def tasks(self) -> xr.Dataset:
+        """One row a chunk and stage."""
+        return self._tree["tasks"].to_dataset()
+
+    @property
+    def kv_blocks(self) -> xr.Dataset:
+        """One row a KV block."""
+        return self._tree["kv_blocks"].to_dataset()
+
+    @property
+    def state(self) -> xr.Dataset:
+        """SRAM and activity of every core over time."""
+        return self._tree["state"].to_dataset()
+
+
+def _policy(policy: str | Policy, options: Options) -> Policy:
+    return mocap.policy.get(policy, options.policy) if isinstance(policy, str) else policy
+
+
+def emulate(
+    wafer: Wafer,
+    model: Model,
+    workload: Workload,
+    policy: str | Policy = "mocap",
+    *,
+    options: Options | None = None,
+    record: str | Path | None = None,
+    frames: int = 64,
+    progress: Progress | None = None,
+    **overrides: Any,
+) -> Run:
+    """Run the prefill of a workload on an emulated wafer.
+
+    Parameters
+    ----------
+    wafer, model, workload
+        What runs where.
+    policy
+        Name of a policy, or an object of a class of your own.
+    options
+        What else is asked; single fields of it can be given as keywords.
+    record
+        Run file to keep, HDF5 that xarray opens.
+    frames
+        Frames of the state of every core in the run file.
+    progress
+        Called with what is being done and the share that is done.
+
+    Raises
+    ------
+    CapacityError
+        If the plan does not fit; says which stage, when, how many bytes short, what fills it.
+    UsageError, ConfigError, FileError
+        If what is asked does not go together, or the file cannot be written.
+
+    Examples
+    --------
+    >>> run = emulate(Wafer.preset("tiny-4x4"), Model.preset("llama-3-8b").with_layers(1),
+    ...               Workload.single(tokens=64), "uniform", weights_dtype="int8", stages=1)
+    Traceback (most recent call last):
+    wafer_kernels.errors.CapacityError: ...
+    """
+    options = replace(options or Options(), **overrides)
+    tell = progress or (lambda what, share: None)
+    with Frames.open(record, wafer, options, frames) as kept:
+        tell("plan", 0.0)
+        plan = make_plan(wafer, model, workload, _policy(policy, options), options)
+        tell("run", 0.3)
+        schedule = _run(plan)
+        tell("replay", 0.5)
+        activity = Activity(plan)
+        kept.start(plan, schedule, activity)
+        books = replay(plan, schedule, kept.before)
+        tell("summary", 0.9)
+        summary = summarise(plan, schedule, books, activity, model, workload)
+        kept.finish(plan, schedule, books, summary)
+    tell("done", 1.0)
+    return Run(summary, plan, schedule, books, None if record is None else Path(record))
+
+
+def _run(plan: Plan) -> pipeline.Schedule:
+    schedule = pipeline.schedule(*plan.compute.shape)
+    if pipeline.run(plan.tasks, plan.slot, schedule) != pipeline.DONE:
+        stage, task = np.argwhere(schedule.end == 0)[0]
+        raise DeadlockError(
+            f"stage {stage} can never start chunk {plan.chunk[task]} of request "
+            f"{plan.request[task]}: an admitted plan should not deadlock, please report this",
+            stage=int(stage),
+            chunk=int(plan.chunk[task]),
+            request=int(plan.request[task]),
+        )
+    return schedule
+
+
+def compare(
+    wafer: Wafer,
+    model: Model,
+    workload: Workload,
+    policies: Sequence[str | Policy],
+    *,
+    options: Options | None = None,
+    record: Callable[[str], Path] | None = None,
+    frames: int = 64,
+    progress: Progress | None = None,
+    **overrides: Any,
+) -> list[dict[str, Any]]:
+    """Run the same work under several policies; the first is the reference.
+
+    A policy that does not fit keeps its row, with ``error`` and null ratios.
+
+    Raises
+    ------
+    UsageError, ConfigError
+        If the question itself is wrong, under any policy.
+    """
+    options = replace(options or Options(), **overrides)
+    rows: list[dict[str, Any]] = []
+    for index, policy in enumerate(policies):
+        name = policy if isinstance(policy, str) else policy.name
+
+        def tell(what: str, share: float, index: int = index, name: str = name) -> None:
+            if progress is not None:
+                progress(f"{name}: {what}", (index + share) / len(policies))
+
+        try:
+            run = emulate(
+                wafer,
+                model,
+                workload,
+                _own_options(policy, options),
+                options=options,
+                record=None if record is None else record(name),
+                frames=frames,
+                progress=tell,
+            )
+        except (CapacityError, DeadlockError) as error:
+            rows.append({"policy": name, "error": {"kind": error.kind, "message": error.message}})
+        else:
+            rows.append({**run.summary, "policy": name})
+    reference = rows[0]
+    for row in rows:
+        known = "error" not in row and "error" not in reference
+        row["latency_ratio"] = (
+            row["makespan_cycles"] / reference["makespan_cycles"] if known else None
+        )
+        row["throughput_ratio"] = (
+            row["requests_per_second"] / reference["requests_per_second"] if known else None
+        )
+    return rows
+
+
+def _own_options(policy: str | Policy, options: Options) -> Policy:
+    """A policy with those of the options that it has: the others are for its competitors."""
+    if not isinstance(policy, str):
+        return policy
+    has = mocap.policy.get(policy).option_types()
+    return mocap.policy.get(
+        policy, {key: options.policy[key] for key in options.policy if key in has}
+    )
+
+
+def max_length(
+    wafer: Wafer,
+    model: Model,
+    policies: Sequence[str | Policy],
+    *,
+    options: Options | None = None,
+    prefix_tokens: int = 0,
+    progress: Progress | None = None,
+    **overrides: Any,
+) -> list[dict[str, Any]]:
+    """Longest prompt that each policy's plan holds, by bisection on the plan itself.
+
+    Returns
+    -------
+    list of dict
+        ``policy``, ``max_tokens`` (0 if nothing fits), ``ratio`` over the first row's, ``limiting``
+        (what refuses one token more: stage, core or tier, slot, items).
+    """
+    options = replace(options or Options(), **overrides)
+    rows: list[dict[str, Any]] = []
+    for index, policy in enumerate(policies):
+        name = policy if isinstance(policy, str) else policy.name
+        if progress is not None:
+            progress(f"longest prompt under {name}", index / len(policies))
+        tokens, limiting = _longest(
+            wafer, model, _own_options(policy, options), options, prefix_tokens
+        )
+        rows.append({"policy": name, "max_tokens": tokens, "limiting": limiting})
+    first = rows[0]["max_tokens"]
+    for row in rows:
+        row["ratio"] = row["max_tokens"] / first if first else None
+    return rows
+
+
+def _longest(
+    wafer: Wafer, model: Model, policy: Policy, options: Options, prefix_tokens: int
+) -> tuple[int, dict[str, Any]]:
+    """Longest prompt that a plan holds, and why no longer one does."""
+    refusal: dict[str, Any] = {}
+
+    def fits(tokens: int) -> bool:
+        nonlocal refusal
+        try:
+            make_plan(wafer, model, Workload.single(tokens, prefix_tokens), policy, options)
+        except CapacityError as error:
+            refusal = {**error.details, "message": error.message}
+            return False
+        return True
+
+    low, high = prefix_tokens, prefix_tokens + 1
+    while high <= MAX_TOKENS and fits(high):
+        low, high = high, 2 * high
+    high = min(high, MAX_TOKENS + 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if fits(middle):
+            low = middle
+        else:
+            high = middle
+    if low == prefix_tokens:
+        return 0, refusal
+    if low == MAX_TOKENS:
+        return low, {"limit": f"prompts of more than {MAX_TOKENS:,} tokens are not accepted"}
+    fits(low + 1)
+    refusal.pop("weights", None)
+    return low, refusal

@@ -1,0 +1,327 @@
+"""What fills the memory of a stage: bytes of every core for code, weights, activations and buffers.
+
+The rest is room for KV, counted in quanta: one vector of one head (or one latent) of one token.
+Balanced dealing gives few distinct kinds of rows and columns, so that a region of 10^5 cores is
+described by a small table of core kinds and how many cores are of each.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from wafer_emu.clock import FLOAT_BYTES, Clock
+from wafer_emu.model import dtype_bytes
+from wafer_emu.placement import Stage
+from wafer_emu.program import Attention, Experts, Operation, Product, Program, Task, Tensor, lower
+from wafer_emu.tiling import AttentionTiling
+from wafer_kernels import mesh
+
+__all__ = [
+    "CLASSES",
+    "Dealing",
+    "Load",
+    "StageMemory",
+    "dealt",
+    "kv_quanta_per_token",
+    "kv_quantum_bytes",
+]
+
+Int64 = npt.NDArray[np.int64]
+CLASSES = ("code", "weights", "activations", "own_kv", "hosted_kv", "buffers")
+STREAM_SHARE = 16  # of a core's memory for one piece of streamed weights (assumed)
+
+
+def dealt(total: int, lines: int) -> Int64:
+    """Sizes of the balanced parts of ``total`` on the physical lines of a folded ring."""
+    sizes = np.full(lines, total // lines, np.int64)
+    sizes[: total % lines] += 1
+    physical = np.empty(lines, np.int64)
+    physical[mesh.ring_places(mesh.MESHGEMM, lines)] = sizes
+    return physical
+
+
+def kv_quantum_bytes(clock: Clock) -> int:
+    """Bytes of one key or value vector of one head and token, or of one latent."""
+    model = clock.model
+    width = model.head_dim if model.mla is None else model.kv_elements_per_token(0)
+    return width * dtype_bytes(clock.kv_dtype)
+
+
+def kv_quanta_per_token(clock: Clock) -> int:
+    """Quanta that one layer keeps of one token."""
+    return 1 if clock.model.mla is not None else 2 * clock.model.kv_heads
+
+
+class Dealing:
+    """Kinds of rows and columns under which given totals are dealt to a region.
+
+    ``counts`` (row kind, column kind) cores; arrays of that shape ``expand`` to (rows, columns).
+    """
+
+    def __init__(
+        self, rows: int, columns: int, row_totals: Iterable[int], column_totals: Iterable[int]
+    ) -> None:
+        self._rows, self._row_kind, row_counts = _kinds(rows, row_totals)
+        self._columns, self._column_kind, column_counts = _kinds(columns, column_totals)
+        self.counts = np.multiply.outer(row_counts, column_counts)
+
+    def rows(self, total: int) -> Int64:
+        """Parts of a total dealt over the rows (row kind, 1)."""
+        return self._rows[total][:, np.newaxis]
+
+    def columns(self, total: int) -> Int64:
+        """Parts of a total dealt over the columns (1, column kind)."""
+        return self._columns[total][np.newaxis, :]
+
+    def matrix(self, rows: int, columns: int) -> Int64:
+        """Elements of a matrix dealt over the region (row kind, column kind)."""
+        return self.rows(rows) * self.columns(columns)
+
+    def expand(self, kinds: Int64) -> Int64:
+        """Values of every core (rows, columns) from values of every kind."""
+        full = np.broadcast_to(kinds, self.counts.shape)
+        return full[self._row_kind][:, self._column_kind]
+
+
+def _kinds(lines: int, totals: Iterable[int]) -> tuple[dict[int, Int64], Int64, Int64]:
+    """Parts per kind for each total, kind of each line, lines of each kind."""
+    distinct = sorted(set(totals))
+    table = np.array([dealt(total, lines) for total in distinct])
+    parts, kind, counts = np.unique(table, axis=1, return_inverse=True, return_counts=True)
+    return dict(zip(distinct, parts, strict=True)), kind.ravel(), counts
+
+
+@dataclass(frozen=True)
+class Load:
+    """Bytes of every kind of core of a stage while tasks of one chunk size run."""
+
+    dealing: Dealing
+    code: Int64
+    weights: Int64
+    activations: Int64
+    buffers: Int64
+
+    @cached_property
+    def total(self) -> Int64:
+        """All of it (row kind, column kind)."""
+        return self.code + self.weights + self.activations + self.buffers
+
+
+@dataclass
+class StageMemory:
+    """Memory of one stage.
+
+    A chunk passes every layer in tiles of at most ``tile_tokens``; its residual stream stays in
+    place whole. ``handoff_tokens`` of the next chunk may arrive meanwhile. ``budget_bytes``
+    replaces the cores' memory by a KV budget for the stage.
+    """
+
+    clock: Clock
+    stage: Stage
+    holds_embedding: bool
+    holds_head: bool
+    tile_tokens: int
+    handoff_tokens: int
+    budget_bytes: int | None = None
+    _loads: dict[int, Load] = field(default_factory=dict, repr=False)
+
+    def weight_shapes(self) -> Iterator[tuple[int, ...]]:
+        """Shapes (out, in) of all weights that live on the stage."""
+        model = self.clock.model
+        for layer in range(self.stage.first_layer, self.stage.first_layer + self.stage.layers):
+            yield from model.layer_weight_shapes(layer).values()
+        if self.holds_embedding:
+            yield model.embedding_shape
+        if self.holds_head:
+            yield model.final_norm_shape
+            if not (model.tied_embeddings and self.holds_embedding):
+                yield model.head_shape
+
+    @cached_property
+    def _shape_counts(self) -> dict[tuple[int, ...], int]:
+        counts: dict[tuple[int, ...], int] = {}
+        for shape in self.weight_shapes():
+            counts[shape] = counts.get(shape, 0) + 1
+        return counts
+
+    @cached_property
+    def weight_bytes(self) -> int:
+        """Bytes of the stage's weights, each counted once."""
+        elements = sum(math.prod(shape) * count for shape, count in self._shape_counts.items())
+        return elements * dtype_bytes(self.clock.weights_dtype)
+
+    def load(self, chunk: int) -> Load:
+        """What fills the stage's cores, KV apart, while tasks of ``chunk`` tokens run."""
+        if chunk not in self._loads:
+            self._loads[chunk] = self._load(chunk)
+        return self._loads[chunk]
+
+    def _programs(self, chunk: int) -> list[Program]:
+        """A program of one layer of every kind on the stage."""
+        first = self.stage.first_layer
+        kinds = {
+            self.clock.layer_kind(layer): layer for layer in range(first, first + self.stage.layers)
+        }
+        return [
+            lower(self.clock.model, Task(layer, 1, chunk, 0, last_chunk=self.holds_head))
+            for layer in kinds.values()
+        ]
+
+    def _load(self, chunk: int) -> Load:
+        model, region = self.clock.model, self.stage.region
+        tile = min(chunk, self.tile_tokens)
+        programs = self._programs(tile)
+        tensors = [t for p in programs for operation in p.operations() for t in operation.tensors()]
+        shapes = self._shape_counts
+        rest = chunk - tile  # of the residual stream
+        dealing = Dealing(
+            region.rows,
+            region.columns,
+            {shape[-1] for shape in shapes}
+            | {tensor.rows for tensor in tensors}
+            | {self._query_tiles(p)[0] for p in programs}
+            | {rest, self.handoff_tokens},
+            {shape[0] for shape in shapes}
+            | {tensor.columns for tensor in tensors}
+            | {model.hidden_size},
+        )
+        zero = np.zeros_like(dealing.counts)
+        if self.budget_bytes is not None:
+            return Load(dealing, zero, zero, zero, zero)
+        activations = zero
+        for program in programs:
+            activations = np.maximum(activations, self._peak(program, dealing))
+        element = dtype_bytes(model.dtype)
+        return Load(
+            dealing,
+            zero + self.clock.wafer.core.code_bytes,
+            self._weights(dealing),
+            activations + dealing.matrix(rest, model.hidden_size) * element,
+            self._buffers(dealing),
+        )
+
+    def _weights(self, dealing: Dealing) -> Int64:
+        """Bytes of weights a core; vectors stand on every row of cores."""
+        total = np.zeros_like(dealing.counts)
+        if self.clock.tiers.weights == "dram":
+            return total
+        for shape, count in self._shape_counts.items():
+            matrix = dealing.columns(shape[0])
+            if len(shape) == 2:
+                matrix = dealing.matrix(shape[1], shape[0])
+            total = total + count * matrix * dtype_bytes(self.clock.weights_dtype)
+        return total
+
+    def _buffers(self, dealing: Dealing) -> Int64:
+        """Bytes of transfer buffers a core: the next chunk's input, weights on their way in.
+
+        Streamed weights pass through two buffers, each of the largest matrix or of
+        ``1 / STREAM_SHARE`` of the core's memory; a larger matrix comes in pieces.
+        """
+        model = self.clock.model
+        total = dealing.matrix(self.handoff_tokens, model.hidden_size) * dtype_bytes(model.dtype)
+        if self.clock.tiers.weights == "dram":
+            largest = max((shape for shape in self._shape_counts if len(shape) == 2), key=math.prod)
+            streamed = dealing.matrix(largest[1], largest[0])
+            piece = self.clock.wafer.core.sram_bytes // STREAM_SHARE
+            total = total + 2 * np.minimum(streamed * dtype_bytes(self.clock.weights_dtype), piece)
+        return total
+
+    def _peak(self, program: Program, dealing: Dealing) -> Int64:
+        """Most bytes a core over a program's operations: live tensors and working buffers.
+
+        A tensor lives from the first to the last operation that names it; the residual stream
+        always.
+        """
+        operations = list(program.operations())
+        spans: dict[Tensor, tuple[int, int]] = {}
+        for index, operation in enumerate(operations):
+            for tensor in operation.tensors():
+                spans[tensor] = (spans.get(tensor, (index, index))[0], index)
+        peak = np.zeros_like(dealing.counts)
+        element = self.clock.grid.element_bytes
+        for index, operation in enumerate(operations):
+            live = self._working(operation, program, dealing)
+            for tensor, (first, last) in spans.items():
+                if first <= index <= last or tensor.name == "stream":
+                    live = live + dealing.matrix(tensor.rows, tensor.columns) * element
+            peak = np.maximum(peak, live)
+        return peak
+
+    def _query_tiles(self, program: Program) -> tuple[int, AttentionTiling]:
+        """Query tiles of the program's largest query block, and the tiling."""
+        attention = next(each for each in program.operations() if isinstance(each, Attention))
+        tiling = self.clock.tiling(attention)
+        block, _ = next(tiling.query_blocks(self.stage.region.rows, attention.chunk))
+        return -(-block // tiling.query_tile), tiling
+
+    def _working(self, operation: Operation, program: Program, dealing: Dealing) -> Int64:
+        """Bytes of an operation's own buffers a core: tiles that arrive, softmax state, sums."""
+        region = self.stage.region
+        zero = np.zeros_like(dealing.counts)
+        if isinstance(operation, Product | Experts):
+            rows, width = operation.target.rows, operation.target.columns
+            if isinstance(operation, Product) and operation.last_row:
+                return zero + dealing.columns(width) * FLOAT_BYTES  # a row vector's partial sums
+            depth = -(-operation.source.columns // max(region.rows, region.columns))
+            arriving_a = dealing.rows(rows) * depth * self.clock.grid.element_bytes
+            arriving_b = dealing.columns(width) * depth * dtype_bytes(self.clock.weights_dtype)
+            return arriving_a + arriving_b
+        if isinstance(operation, Attention) and self.clock.wafer.attention == "products":
+            blocks = self.clock.block_attention(operation)
+            return zero + blocks.slice_bytes + dealing.rows(operation.chunk) * blocks.row_bytes
+        if isinstance(operation, Attention):
+            tiles, tiling = self._query_tiles(program)
+            tokens = dealing.rows(tiles) * tiling.query_tile
+            return zero + tiling.key_buffer_bytes + tokens * tiling.query_bytes
+        return zero
+
+    @cached_property
+    def kv_places(self) -> Int64:
+        """Memory of every KV place [bytes]: cores, or the region's dies for KV in die memory."""
+        wafer, region = self.clock.wafer, self.stage.region
+        if self.budget_bytes is not None:
+            quantum = kv_quantum_bytes(self.clock)
+            return dealt(self.budget_bytes // quantum, region.cores) * quantum
+        if self.clock.tiers.kv == "sram":
+            return np.full(region.cores, wafer.core.sram_bytes, np.int64)
+        assert wafer.dram is not None
+        dies = math.prod(region.dies(wafer))
+        weights = self.weight_bytes if self.clock.tiers.weights == "dram" else 0
+        return np.full(dies, wafer.dram.capacity_bytes, np.int64) - dealt(weights, dies)
+
+    @property
+    def kv_among_cores(self) -> bool:
+        """Whether KV shares the cores' memory with everything else."""
+        return self.budget_bytes is None and self.clock.tiers.kv == "sram"
+
+    def kv_room(self, chunk: int) -> Int64:
+        """Room for KV of every KV place while tasks of ``chunk`` tokens run [bytes]."""
+        if not self.kv_among_cores:
+            return self.kv_places
+        load = self.load(chunk)
+        return self.kv_places - load.dealing.expand(load.total).ravel()
+
+    def kv_quanta(self, chunk: int) -> int:
+        """KV quanta that the stage holds while tasks of ``chunk`` tokens run."""
+        quantum = kv_quantum_bytes(self.clock)
+        if not self.kv_among_cores:
+            return int(np.sum(np.maximum(self.kv_places, 0) // quantum))
+        load = self.load(chunk)
+        room = self.clock.wafer.core.sram_bytes - load.total
+        return int(np.sum(np.maximum(room, 0) // quantum * load.dealing.counts))
+
+    def shortage(self, chunk: int) -> int:
+        """Bytes that the fullest core lacks before any KV is stored; 0 or less if all fits."""
+        if self.budget_bytes is not None:
+            return 0
+        short = int(self.load(chunk).total.max()) - self.clock.wafer.core.sram_bytes
+        if self.clock.tiers.kv == "dram" or self.clock.tiers.weights == "dram":
+            short = max(short, -int(self.kv_places.min()))
+        return short

@@ -1,0 +1,73 @@
+"""What a user may ask of a run, besides wafer, model, workload and policy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from wafer_emu.placement import Order
+from wafer_kernels.errors import UsageError
+
+__all__ = ["Options", "Tier"]
+
+Tier = Literal["auto", "sram", "dram"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Options of one emulation.
+
+    Attributes
+    ----------
+    stages
+        Pipeline stages; None: the policy's own count, else 16, capped by layers and fabric.
+    region
+        Cores of a stage (rows, columns); None: the fabric cut into near-equal regions.
+    chunks
+        Chunks of a request; None: as many as stages.
+    chunk_tokens
+        Chunk size instead of a count [tokens].
+    layers
+        Layers that are placed; the results are scaled to the whole model. None: all.
+    weights_tier, kv_tier
+        Memory of weights and of KV; ``auto``: SRAM if it fits, else die DRAM if there is any.
+    weights_dtype, kv_dtype
+        Stored types; None: the model's own.
+    kv_budget
+        KV capacity per stage instead of the ledger's; weights and activations are ignored [bytes].
+    embedding
+        Where embedding rows come from.
+    placement
+        Order of regions on the wafer.
+    causal_skip
+        Whether masked tiles cost nothing.
+    seed
+        Kept in the run file; nothing random depends on it yet.
+    policy
+        Options of the policy by name.
+    """
+
+    stages: int | None = None
+    region: tuple[int, int] | None = None
+    chunks: int | None = None
+    chunk_tokens: int | None = None
+    layers: int | None = None
+    weights_tier: Tier = "auto"
+    kv_tier: Tier = "auto"
+    weights_dtype: str | None = None
+    kv_dtype: str | None = None
+    kv_budget: int | None = None
+    embedding: Literal["host", "first-stage"] = "host"
+    placement: Order = "serpentine"
+    causal_skip: bool = True
+    seed: int = 0
+    policy: Mapping[str, object] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.chunks is not None and self.chunk_tokens is not None:
+            raise UsageError("chunks and chunk_tokens are two ways to ask for one thing: give one")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain mapping, kept in the run file."""
+        return asdict(self)

@@ -1,0 +1,145 @@
+"""The ledger of a run: every allocation and free on every core, in the order of the schedule.
+
+The engine grants KV in quanta a stage; the replay places each grant on the cores of its host,
+emptiest first, keeps each core's high-water mark and the cycle of it, and checks that no core is
+ever over its capacity and that bytes written less bytes freed are resident.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from wafer_emu.memory import StageMemory, kv_quantum_bytes
+from wafer_emu.plan import Plan
+from wafer_emu.state import CLASSES
+from wafer_kernels import pipeline, sram
+from wafer_kernels.errors import KernelError
+
+__all__ = ["Books", "replay"]
+
+Int64 = npt.NDArray[np.int64]
+END, START = 0, 1
+CODE, WEIGHTS, ACTIVATIONS, OWN, HOSTED, BUFFERS = (
+    CLASSES.index(name)
+    for name in ("code", "weights", "activations", "own_kv", "hosted_kv", "buffers")
+)
+
+
+@dataclass
+class Books:
+    """Ledgers of all stages: of their cores, and of their KV places where these are dies."""
+
+    cores: list[sram.Ledger]
+    places: list[sram.Ledger]
+
+    def resident_kv(self) -> int:
+        """KV bytes in memory now."""
+        return sum(int(book.resident[[OWN, HOSTED]].sum()) for book in self.places)
+
+    def balanced(self) -> bool:
+        """Whether written less freed bytes are resident, in every class of every ledger."""
+        return all(
+            np.array_equal(book.written - book.freed, book.resident.sum(axis=1))
+            for book in (*self.cores, *self.places)
+        )
+
+
+def _open(memory: StageMemory, chunk: int) -> tuple[sram.Ledger, sram.Ledger]:
+    """Ledgers with everything that never changes."""
+    load = memory.load(chunk)
+    if memory.kv_among_cores or memory.budget_bytes is not None:
+        capacity = memory.kv_places
+    else:
+        capacity = np.full(load.dealing.counts.sum(), memory.clock.wafer.core.sram_bytes, np.int64)
+    cores = sram.ledger(len(CLASSES), capacity)
+    for kind, kinds in ((CODE, load.code), (WEIGHTS, load.weights), (BUFFERS, load.buffers)):
+        _post(cores, kind, load.dealing.expand(kinds).ravel(), 1, 0)
+    shared = memory.kv_among_cores or memory.budget_bytes is not None
+    places = cores if shared else sram.ledger(len(CLASSES), memory.kv_places)
+    return cores, places
+
+
+def _post(book: sram.Ledger, kind: int, amount: Int64, sign: int, cycle: int) -> None:
+    status = sram.add(book, kind, amount, sign, cycle)
+    if status != sram.FITS:
+        core = status - 1
+        raise KernelError(
+            f"place {core} of a region holds {book.total[core]:,} B of its {book.capacity[core]:,} "
+            f"B at cycle {cycle:,} after {CLASSES[kind]} changed by {sign * amount[core]:,} B: the "
+            "plan admitted what the ledger does not hold; please report this"
+        )
+
+
+def _events(schedule: pipeline.Schedule) -> Iterator[tuple[int, int, int, int]]:
+    """(cycle, END or START, stage, task) in the order in which the engine met them."""
+    stages, tasks = schedule.start.shape
+    stage, task = np.divmod(np.arange(stages * tasks), tasks)
+    cycles = np.concatenate([schedule.end.ravel(), schedule.start.ravel()])
+    kinds = np.repeat([END, START], stages * tasks)
+    order = np.lexsort((np.tile(stage, 2), kinds, cycles))
+    for index in order:
+        cell = index % (stages * tasks)
+        yield int(cycles[index]), int(kinds[index]), int(stage[cell]), int(task[cell])
+
+
+def replay(
+    plan: Plan,
+    schedule: pipeline.Schedule,
+    before: Callable[[int, Books], None] = lambda cycle, books: None,
+) -> Books:
+    """Replay a schedule on the ledgers of all cores.
+
+    Parameters
+    ----------
+    plan, schedule
+        The plan and when its tasks ran.
+    before
+        Called with the cycle of the next event and the books as they stand before it.
+
+    Raises
+    ------
+    KernelError
+        If a core would hold more than it can: the plan's check and the ledger disagree.
+    """
+    memories, tasks = plan.memories, plan.tasks
+    opened = [_open(memory, int(plan.largest_chunks[0])) for memory in memories]
+    books = Books([cores for cores, _ in opened], [places for _, places in opened])
+    quanta = [kv_quantum_bytes(clock) for clock in plan.deployment.clocks]
+    current = [0] * len(memories)
+    held: dict[tuple[int, int], Int64] = {}
+    active: dict[int, Int64] = {}
+
+    def place(stage: int, part: int, need: int, cycle: int) -> None:
+        host = int(tasks.host[stage, part])
+        memory, book = memories[host], books.places[host]
+        room = memory.kv_room(int(plan.largest_chunks[current[host]]))
+        room = room - book.resident[OWN] - book.resident[HOSTED]
+        taken = np.zeros_like(room)
+        if sram.spread(room, quanta[stage], need, taken) != sram.FITS:
+            raise KernelError(f"stage {host} has no room for {need:,} KV quanta at cycle {cycle:,}")
+        _post(book, OWN if part == 0 else HOSTED, taken, 1, cycle)
+        held[stage, part] = held.get((stage, part), 0) + taken
+
+    for cycle, kind, stage, task in _events(schedule):
+        before(cycle, books)
+        if kind == START:
+            load = memories[stage].load(int(plan.tokens[task]))
+            active[stage] = load.dealing.expand(load.activations).ravel()
+            _post(books.cores[stage], ACTIVATIONS, active[stage], 1, cycle)
+            for part in range(tasks.host.shape[1]):
+                if tasks.need[stage, part, task]:
+                    place(stage, part, int(tasks.need[stage, part, task]), cycle)
+            continue
+        current[stage] += 1
+        _post(books.cores[stage], ACTIVATIONS, active.pop(stage), -1, cycle)
+        if tasks.last[task]:
+            for part in range(tasks.host.shape[1]):
+                if (stage, part) in held:
+                    kind_kv = OWN if part == 0 else HOSTED
+                    host = int(tasks.host[stage, part])
+                    _post(books.places[host], kind_kv, held.pop((stage, part)), -1, cycle)
+    return books

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from wafer_emu.placement import Region
 from wafer_kernels.errors import ConfigError, KernelError, UsageError
 from wafer_kernels.region import Kind, fill
+from wafer_kernels.region_attention import erase
 
 __all__ = ["Arena", "Area", "storage_kind"]
 
@@ -101,7 +102,7 @@ class Arena:
             core = first + int(local)
             count = int(size[local]) // self.quantum_bytes
             free = np.flatnonzero(~self.taken[core])[:count]
-            lowest = self.top[core] - (int(free[-1]) + 1) * self.quantum_bytes
+            lowest = self.top[core] - (int(free.max(initial=-1)) + 1) * self.quantum_bytes
             if free.size < count or lowest < floor[local]:
                 raise KernelError(
                     f"{self.label(core)}: KV reaches byte {lowest:,}, activations lie up to byte "
@@ -116,13 +117,9 @@ class Arena:
 
     def free_slots(self, core: Int64, slot: Int64) -> None:
         """Empty slots (slot,), each once."""
-        size = np.full(core.size, self.quantum_bytes)
-        bottom = self.top[core] - (slot + 1) * self.quantum_bytes
-        for offset in range(self.quantum_bytes):
-            self.bytes[core, bottom + offset] = FREED
-        self.tags[core, slot] = 0
+        erase(self.bytes, core, slot, self.top, self.tags, self.quantum_bytes, FREED)
         self.taken[core, slot] = False
-        np.subtract.at(self.used, core, size)
+        np.subtract.at(self.used, core, self.quantum_bytes)
 
 
 @dataclass

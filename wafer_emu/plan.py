@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 
 import numpy as np
@@ -246,7 +246,8 @@ def _admit(order: Order, chunks: int) -> Plan:
             slot, shortage = np.zeros(order.tokens.size, np.int64), np.zeros(3, np.int64)
             refused = pipeline.admit(tasks, slot, shortage)
             if refused == pipeline.ADMITTED:
-                return Plan(**vars(order), moves=moves, transfers=transfers, tasks=tasks, slot=slot)
+                known = {each.name: getattr(order, each.name) for each in fields(Order)}
+                return Plan(**known, moves=moves, transfers=transfers, tasks=tasks, slot=slot)
             raise _refusal(order, moves, tasks, refused - 1, shortage)
         except CapacityError as error:
             failure = error

@@ -39,6 +39,7 @@ __all__ = [
     "Cache",
     "Heads",
     "append",
+    "erase",
     "finish",
     "gather",
     "read_cache",
@@ -413,3 +414,15 @@ def read_cache(
         for index in range(cache.core.shape[1]):
             first = index * cache.width
             _read(values[token, first : first + cache.width], arena, cache, token, index, now, fault)
+
+
+@kernel()
+def erase(
+    arena: Bytes, core: Int64, slot: Int64, top: Int64, tags: Int64, size: int, byte: int
+) -> None:
+    """Fill slots of ``size`` bytes (slot,) with a byte and take their tags away."""
+    for i in range(core.size):
+        bottom = top[core[i]] - (slot[i] + 1) * size
+        for at in range(bottom, bottom + size):
+            arena[core[i], at] = byte
+        tags[core[i], slot[i]] = 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +60,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def job(config: Path) -> list[str]:
-    return ["--wafer", "tiny-4x4", "--model", str(config), "--tokens", "96", *"--stages 4".split()]
+    return ["--wafer", "tiny-4x4", "--model", str(config), "--tokens", "96", "--stages", "4"]
 
 
 def result(capsys: Capture, *words: str, code: int = 0) -> dict[str, Any]:
@@ -112,10 +111,8 @@ def test_compare(capsys: Capture, job: list[str]) -> None:
         assert_kinds(row)
         assert row["latency_ratio"] == row["makespan_cycles"] / rows[0]["makespan_cycles"]
     assert rows[0]["latency_ratio"] == rows[0]["throughput_ratio"] == 1
-    assert (
-        "gpipe"
-        in (main(["compare", *job, "--policies", "gpipe,mocap"]), capsys.readouterr().out)[1]
-    )
+    assert main(["compare", *job, "--policies", "gpipe,mocap"]) == 0
+    assert "mocap" in capsys.readouterr().out
 
 
 def test_an_option_that_a_policy_does_not_use_is_listed(capsys: Capture, job: list[str]) -> None:
@@ -138,7 +135,7 @@ def test_max_length(capsys: Capture, job: list[str]) -> None:
 def test_a_kept_run_is_reported_as_it_was(capsys: Capture, job: list[str], tmp_path: Path) -> None:
     file = tmp_path / "a run.h5"
     found = result(capsys, "run", *job, "-o", str(file), "--frames", "5")
-    assert os.listdir(tmp_path) == ["a run.h5"]
+    assert [one.name for one in tmp_path.iterdir()] == ["a run.h5"]
     assert result(capsys, "report", str(file)) == found
     assert main(["report", str(file)]) == 0
     again = capsys.readouterr().out
@@ -151,7 +148,7 @@ def test_a_kept_run_is_reported_as_it_was(capsys: Capture, job: list[str], tmp_p
 
 def test_compare_keeps_one_file_a_policy(capsys: Capture, job: list[str], tmp_path: Path) -> None:
     result(capsys, "compare", *job, "--policies", "uniform,mocap", "-o", str(tmp_path))
-    assert sorted(os.listdir(tmp_path)) == ["mocap.h5", "uniform.h5"]
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["mocap.h5", "uniform.h5"]
 
 
 def test_a_truncated_run_file_is_refused(capsys: Capture, job: list[str], tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wafer_emu.placement import (
-    Order,
     Region,
     place_regions,
     place_stages,
@@ -22,7 +21,6 @@ few = settings(max_examples=60, deadline=None)
 WSE = Wafer.preset("wse-2")
 DIES = Wafer.preset("wsc-54")
 TINY = Wafer.preset("tiny-4x4")
-orders = st.sampled_from(["serpentine", "folded-ring"])
 
 
 def cells(region: Region) -> set[tuple[int, int]]:
@@ -38,21 +36,35 @@ def grid_of(rows: int, columns: int) -> Wafer:
     return TINY.replace({"die.core_rows": rows, "die.core_columns": columns})
 
 
-@few
-@given(st.integers(1, 12), st.integers(1, 12), st.integers(1, 16), orders)
-def test_regions_lie_on_the_fabric_and_apart(
-    rows: int, columns: int, stages: int, order: Order
-) -> None:
-    try:
-        regions = place_regions(grid_of(rows, columns), stages, None, 32, order)
-    except UsageError:
-        assert order == "folded-ring" or stages > max(rows, columns)
-        return
+def check_apart(regions: list[Region], rows: int, columns: int, stages: int) -> None:
     assert len(regions) == stages
     assert len({(region.rows, region.columns) for region in regions}) == 1
     fabric = cells(Region(0, 0, rows, columns))
     assert all(cells(region) <= fabric for region in regions)
     assert all(not cells(a) & cells(b) for a, b in combinations(regions, 2))
+
+
+@few
+@given(st.integers(1, 12), st.integers(1, 12), st.integers(1, 16))
+def test_regions_lie_on_the_fabric_and_apart(rows: int, columns: int, stages: int) -> None:
+    wafer = grid_of(rows, columns)
+    if stages > rows * columns:
+        with pytest.raises(UsageError, match="ask for fewer stages"):
+            place_regions(wafer, stages, None, 32)
+        return
+    check_apart(place_regions(wafer, stages, None, 32), rows, columns, stages)
+
+
+@few
+@given(st.integers(1, 8), st.integers(1, 8), st.integers(1, 32))
+def test_a_folded_ring_takes_pairs_of_neighbours(down: int, across: int, stages: int) -> None:
+    wafer = grid_of(down, across)
+    pairs = down // 2 * across if down > 1 else across // 2
+    if stages > 1 and (stages + 1) // 2 > pairs:
+        with pytest.raises(UsageError, match=r"serpentine|fewer stages"):
+            place_regions(wafer, stages, (1, 1), 32, "folded-ring")
+        return
+    check_apart(place_regions(wafer, stages, (1, 1), 32, "folded-ring"), down, across, stages)
 
 
 @few

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from wafer_emu.model import dtype_bytes
 from wafer_emu.plan import Plan
 from wafer_emu.program import Operation, Task, lower
-from wafer_emu.work import Counter, Work, busy_map, operation_work
+from wafer_emu.work import Work, busy_map, counter_of, operation_work
 
 __all__ = ["Activity"]
 
@@ -22,8 +22,6 @@ class Activity:
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        deployment = plan.deployment
-        self._counters = {id(clock): Counter(clock) for clock in deployment.clocks}
         self._busy: dict[tuple[object, ...], Int64] = {}
         self._work: dict[tuple[object, ...], Work] = {}
 
@@ -73,7 +71,7 @@ class Activity:
         if key not in self._work:
             deployment = self.plan.deployment
             clock = deployment.clocks[stage]
-            counter = self._counters[id(clock)]
+            counter = counter_of(clock)
             total = Work()
             for layer, count, tile, prefix in self._layers(stage, task):
                 one = counter.layer_work(layer, tile, prefix, deployment.options.causal_skip)
@@ -91,7 +89,7 @@ class Activity:
         if key not in self._busy:
             deployment = self.plan.deployment
             clock = deployment.clocks[stage]
-            counter = self._counters[id(clock)]
+            counter = counter_of(clock)
             region = deployment.stages[stage].region
             total = np.zeros((region.rows, region.columns), np.int64)
             for layer, count, tile, prefix in self._layers(stage, task):

@@ -17,10 +17,11 @@ from wafer_kernels.errors import ConfigError, KernelError, UsageError
 from wafer_kernels.region import Kind, fill
 from wafer_kernels.region_attention import erase
 
-__all__ = ["Arena", "Area", "storage_kind"]
+__all__ = ["Area", "Arena", "storage_kind"]
 
 Int64 = npt.NDArray[np.int64]
 FREED = 0xFF
+APART_BYTES = 4160  # between memories, so that equal addresses share no set of the host's caches
 MOST_BYTES = 16 * 2**30  # of host memory for emulated SRAM
 KINDS = {"float32": Kind.FLOAT32, "float16": Kind.FLOAT16, "bfloat16": Kind.BFLOAT16}
 
@@ -55,7 +56,7 @@ class Arena:
                 f"numbers hold every core's memory: {cores:,} cores of {sram_bytes:,} B are more "
                 f"than {MOST_BYTES:,} B; use a smaller wafer (check-32x32) or --region"
             )
-        self.bytes = np.full((cores, sram_bytes), FREED, np.uint8)
+        self.bytes = np.full((cores, sram_bytes + APART_BYTES), FREED, np.uint8)
         self.tags = np.zeros((cores, sram_bytes // quantum_bytes), np.int64)
         self.taken = np.zeros(self.tags.shape, np.bool_)
         self.top = np.full(cores, sram_bytes, np.int64)

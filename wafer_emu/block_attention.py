@@ -35,7 +35,7 @@ __all__ = ["BlockAttention"]
 Int64 = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class BlockAttention:
     """One attention in this form, on the region of a clock."""
 

@@ -8,10 +8,12 @@ sums and messages is not busy: on every core, busy cycles are at most the clock'
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
+from wafer_emu.block_attention import BlockAttention
 from wafer_emu.clock import Clock, vector_shape
 from wafer_emu.memory import dealt
 from wafer_emu.program import (
@@ -29,11 +31,14 @@ from wafer_emu.program import (
     Route,
 )
 from wafer_kernels import attention_count, mesh
+from wafer_kernels.attention import RESCALE_OPERATIONS, SCORE_OPERATIONS
+from wafer_kernels.gemm import gemm
 from wafer_kernels.systolic import tile_cycles, vector_cycles
 
 __all__ = ["busy_map"]
 
 Int64 = npt.NDArray[np.int64]
+KEPT_BLOCKS = 16  # planes of one head on one key block
 
 
 def busy_map(clock: Clock, operations: Iterable[Operation]) -> Int64:
@@ -101,7 +106,11 @@ def _product_busy(clock: Clock, m: int, k: int, n: int) -> Int64:
             return m * (block + grid.step_cycles)
 
         return _spread(dealt(k, rows), dealt(n, columns), of_rows)
+    return _compute_shift_busy(clock, m, k, n)
 
+
+def _compute_shift_busy(clock: Clock, m: int, k: int, n: int) -> Int64:
+    rows, columns, grid = clock.region.rows, clock.region.columns, clock.grid
     slices = max(rows, columns)
     short, longer = divmod(k, slices)
 
@@ -131,6 +140,8 @@ def _attention_busy(clock: Clock, operation: Attention) -> Int64:
     Column j holds units ``j u .. j u + u - 1`` of (head, split) pairs in order of heads; columns
     that are left over do nothing.
     """
+    if clock.wafer.attention == "products":
+        return _block_attention_busy(clock, operation)
     cost, region = clock.attention_cost(operation), clock.region
     busy = np.zeros((cost.splits, cost.rows), np.int64)
     blocks = clock.tiling(operation).query_blocks(region.rows, operation.chunk)
@@ -145,3 +156,29 @@ def _attention_busy(clock: Clock, operation: Attention) -> Int64:
     column_places = mesh.ring_places(mesh.MESHGEMM, region.columns)
     plane[np.ix_(row_places, column_places)] = logical
     return plane
+
+
+def _block_attention_busy(clock: Clock, operation: Attention) -> Int64:
+    """Key blocks of the heads that take turns on each group of columns; the rest is left over."""
+    blocks, chunk = clock.block_attention(operation), operation.chunk
+    earlier = int(clock.earlier_keys(operation, np.array(operation.prefix), chunk, 0))
+    of_a_head = _key_block_busy(blocks, chunk)
+    for keys, times in blocks.blocks(earlier):
+        if keys and times:
+            of_a_head = of_a_head + times * _key_block_busy(blocks, keys)
+    groups = clock.region.columns // blocks.width
+    heads = np.clip(operation.heads - blocks.turns * np.arange(groups), 0, blocks.turns)
+    plane = np.zeros((clock.region.rows, clock.region.columns), np.int64)
+    plane[:, : groups * blocks.width] = np.kron(heads, of_a_head)
+    return plane
+
+
+@lru_cache(maxsize=KEPT_BLOCKS)
+def _key_block_busy(blocks: BlockAttention, keys: int) -> Int64:
+    """Busy cycles of the cores of one head on one block of keys."""
+    head, operation = blocks.head, blocks.operation
+    chunk, width = operation.chunk, operation.value_width
+    scores = gemm(head.grid, chunk, operation.key_width, keys, "gemm-t").busy_cycles
+    softmax = _vector_busy(head, chunk, keys, SCORE_OPERATIONS)
+    rescale = _vector_busy(head, chunk, width, RESCALE_OPERATIONS)
+    return scores + softmax + rescale + _compute_shift_busy(head, chunk, keys, width)

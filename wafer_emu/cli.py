@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from cyclopts import App, CycloptsError
 from cyclopts.exceptions import MissingArgumentError, UnusedCliTokensError
 
-from wafer_emu import cli_kernels, cli_run, cli_show
+from wafer_emu import cli_check, cli_kernels, cli_run, cli_show, cli_validate
 from wafer_emu.cli_demo import demo
 from wafer_emu.terminal import Answer, Ui
 from wafer_kernels.errors import UsageError
@@ -36,8 +36,11 @@ app.command(cli_run.compare)
 app.command(cli_run.max_length)
 app.command(cli_kernels.tile)
 app.command(cli_kernels.gemm)
+app.command(cli_kernels.collective)
 app.command(cli_show.show)
 app.command(cli_run.report)
+app.command(cli_validate.validate)
+app.command(cli_check.check)
 
 
 def command_of(words: Sequence[str]) -> str | None:

@@ -49,20 +49,23 @@ def demo(
     from wafer_emu.model import Model
     from wafer_emu.options import Options
     from wafer_emu.wafer import Wafer
+    from wafer_emu.whole_wafer import whole_wafer
     from wafer_emu.workload import Workload
 
     wafer, model, options = Wafer.preset(WAFER), Model.preset(MODEL), Options(stages=STAGES)
+    workload = Workload.single(TOKENS)
     files = {policy: folder / f"{policy}.h5" for policy in POLICIES}
     rows = compare(
         wafer,
         model,
-        Workload.single(TOKENS),
+        workload,
         POLICIES,
         options=options,
         record=files.__getitem__,
         frames=FRAMES,
         progress=_part(ui, 0.0, 0.7),
     )
+    whole = whole_wafer(wafer, model, workload, options, rows, _part(ui, 0.0, 0.7))
     lengths = max_length(wafer, model, POLICIES, options=options, progress=_part(ui, 0.7, 0.85))
     longest = {row["policy"]: row["max_tokens"] for row in lengths}
     tokens = _between(longest["terapipe"], longest["mocap"])
@@ -78,6 +81,7 @@ def demo(
         )
     result = {
         "rows": rows,
+        "whole_wafer": whole,
         "max_length": lengths,
         "long_prompt": {"tokens": tokens, "rows": long_rows},
         "files": files,
@@ -115,7 +119,7 @@ def _report(result: Mapping[str, Any], wafer: Wafer) -> RenderableType:
 
     rows, long_prompt = result["rows"], result["long_prompt"]
     longest = {row["policy"]: row["max_tokens"] for row in result["max_length"]}
-    parts: list[RenderableType] = [compare_report(rows, wafer, longest)]
+    parts: list[RenderableType] = [compare_report(rows, wafer, result["whole_wafer"], longest)]
     ran: Sequence[Mapping[str, Any]] = [row for row in rows if "error" not in row]
     if ran:
         parts += [heading(f"The wafer under {ran[-1]['policy']}"), stage_picture(ran[-1], wafer)]
@@ -134,7 +138,7 @@ def _report(result: Mapping[str, Any], wafer: Wafer) -> RenderableType:
         Text(
             f"  {folder}/POLICY.h5: tasks, KV blocks and the SRAM of every core over time\n"
             f"  wafer-emu report {folder}/mocap.h5\n"
-            f"  python -c \"import xarray as xr; print(xr.open_datatree('{folder}/mocap.h5'))\""
+            f'  in Python: xarray.open_datatree("{folder}/mocap.h5")'
         ),
     ]
     return Group(*parts)

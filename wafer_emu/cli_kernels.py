@@ -1,4 +1,4 @@
-"""Commands that time one matrix product: on a core, and on a grid of cores."""
+"""Commands that time one thing: a matrix product on a core or a grid of cores, a collective."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cyclopts import Parameter
 
 from wafer_emu import quantities
 from wafer_emu.cli_options import Output
-from wafer_emu.cli_values import Count, Dtype, Grid, Name, Natural, Switch
+from wafer_emu.cli_values import Bytes, Count, Dtype, Grid, Name, Natural, Switch
 from wafer_emu.terminal import Answer, Ui
 from wafer_kernels.errors import UsageError
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from wafer_kernels.mesh import GridCost, GridDetail
     from wafer_kernels.systolic import CoreCost
 
-__all__ = ["gemm", "tile"]
+__all__ = ["collective", "gemm", "tile"]
 
 Terminal = Annotated[Ui, Parameter(parse=False)]
 M = Annotated[Count, Parameter(name="-m")]
@@ -169,6 +169,54 @@ def gemm(
         f"C[{m:,}, {n:,}] = A[{m:,}, {k:,}] B[{k:,}, {n:,}], {algorithm} on {grid[0]}x{grid[1]} "
         f"cores of {fabric.name}"
     )
+    return Answer(result, lambda: _report(title, result))
+
+
+def collective(
+    output: Output | None = None,
+    *,
+    pattern: Name,
+    pes: Count,
+    payload: Annotated[Bytes, Parameter(name="--bytes")],
+    wafer: Name,
+    ui: Terminal,
+) -> Answer:
+    """Time one collective on a row of cores.
+
+    Parameters
+    ----------
+    pattern
+        broadcast, chain_reduce, star_reduce, tree_reduce, two_phase_reduce or ring_allreduce.
+    pes
+        Cores in the row.
+    payload
+        Vector of each core.
+    wafer
+        Name of a preset (show wafers), or FILE.toml.
+    """
+    from wafer_emu.clock import slowest_link
+    from wafer_emu.placement import Region
+    from wafer_emu.wafer import Wafer
+    from wafer_kernels.collective import collective as time_collective
+
+    fabric = Wafer.load(wafer)
+    if pes > fabric.core_columns:
+        raise UsageError(
+            f"{pes:,} cores in a row: a row of {fabric.name} has {fabric.core_columns:,}"
+        )
+    rate, hop_cycles = slowest_link(fabric, Region(0, 0, 1, pes))
+    wavelets = -(-payload // rate)
+    timing = time_collective(pattern, pes, wavelets, fabric.link.ramp_cycles, hop_cycles)
+    moving = timing.serialisation_cycles / timing.cycles if timing.cycles else None
+    result = {
+        "cycles": timing.cycles,
+        "seconds": timing.cycles / fabric.core.clock_hz,
+        "macs": 0,
+        "utilization": moving,
+        "wavelets": wavelets,
+        **timing._asdict(),
+    }
+    title = f"{pattern} of {payload:,} B on {pes:,} cores of {fabric.name}"
     return Answer(result, lambda: _report(title, result))
 
 

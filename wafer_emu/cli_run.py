@@ -96,6 +96,7 @@ def compare(
 
     from wafer_emu.emulate import compare as emulate_each
     from wafer_emu.report_compare import compare_report
+    from wafer_emu.whole_wafer import whole_wafer
 
     rows = emulate_each(
         job.wafer,
@@ -108,11 +109,13 @@ def compare(
         progress=ui.progress,
     )
     refused = [row for row in rows if "error" in row]
-    error = None
     if len(refused) == len(rows):
         reasons = "; ".join(f"{row['policy']}: {row['error']['message']}" for row in refused)
-        error = CapacityError(f"no policy ran: {reasons}")
-    return Answer({"rows": rows}, lambda: compare_report(rows, job.wafer), error)
+        nothing = CapacityError(f"no policy ran: {reasons}")
+        return Answer({"rows": rows}, lambda: compare_report(rows, job.wafer), nothing)
+    whole = whole_wafer(job.wafer, job.model, workload, job.options, rows, ui.progress)
+    result = {"rows": rows, "whole_wafer": whole}
+    return Answer(result, lambda: compare_report(rows, job.wafer, whole))
 
 
 def max_length(

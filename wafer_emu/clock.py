@@ -31,8 +31,10 @@ from wafer_emu.program import (
     Product,
     Rotary,
     Route,
+    Task,
     attention_operation,
     layer_operations,
+    lower,
 )
 from wafer_emu.tiling import AttentionTiling, core_cost, plan_attention
 from wafer_emu.wafer import Wafer
@@ -43,7 +45,7 @@ from wafer_kernels.collective import TWO_PHASE_REDUCE, allreduce_cycles
 from wafer_kernels.gemm import gemm
 from wafer_kernels.systolic import CoreCost, tile_cycles, vector_cycles
 
-__all__ = ["NORM_OPERATIONS", "Clock", "Tiers"]
+__all__ = ["NORM_OPERATIONS", "Clock", "Tiers", "slowest_link"]
 
 Int64 = npt.NDArray[np.int64]
 _AttentionPlan = tuple[AttentionCost, tuple[Any, ...], AttentionTiling]
@@ -73,6 +75,20 @@ def vector_shape(operation: Operation) -> tuple[int, int, int]:
     raise TypeError(f"not element-wise: {operation}")
 
 
+def slowest_link(wafer: Wafer, region: Region) -> tuple[int, int]:
+    """(bytes per cycle, cycles per hop) of the slowest link inside a region.
+
+    Where it has several dies that is a crossing, its bandwidth shared by the cores along an edge.
+    """
+    link, die = wafer.link, wafer.die_link
+    if die is None or region.dies(wafer) == (1, 1):
+        return link.bytes_per_cycle, link.hop_cycles
+    clock = wafer.core.clock_hz
+    lanes = max(wafer.die.core_rows, wafer.die.core_columns)
+    rate = max(1, min(link.bytes_per_cycle, die.bytes_per_second // (lanes * clock)))
+    return rate, link.hop_cycles + math.ceil(die.latency_seconds * clock)
+
+
 @dataclass(frozen=True)
 class Tiers:
     """Which memory holds weights and KV of a stage: ``sram`` or ``dram``."""
@@ -81,7 +97,7 @@ class Tiers:
     kv: str = "sram"
 
 
-@dataclass
+@dataclass(eq=False)
 class Clock:
     """Cycles of the operations of one model on one region shape.
 
@@ -121,13 +137,7 @@ class Clock:
     @cached_property
     def slowest_link(self) -> tuple[int, int]:
         """(bytes per cycle, cycles per hop) of the slowest link inside the region."""
-        link, die = self.wafer.link, self.wafer.die_link
-        if die is None or self.region.dies(self.wafer) == (1, 1):
-            return link.bytes_per_cycle, link.hop_cycles
-        clock = self.wafer.core.clock_hz
-        lanes = max(self.wafer.die.core_rows, self.wafer.die.core_columns)
-        rate = max(1, min(link.bytes_per_cycle, die.bytes_per_second // (lanes * clock)))
-        return rate, link.hop_cycles + math.ceil(die.latency_seconds * clock)
+        return slowest_link(self.wafer, self.region)
 
     @cached_property
     def dram_bytes_per_cycle(self) -> float:
@@ -179,14 +189,17 @@ class Clock:
         weights that stay (each core multiplies its block, columns of cores add up the parts).
         Weights in die memory are streamed behind the computation (roofline, double buffers).
         """
-        cycles = min(self.compute_shift(m, k, n), m * self.row_vector(k, n))
+        stays = self.weights_stay(m, k, n)
+        cycles = m * self.row_vector(k, n) if stays else self.compute_shift(m, k, n)
         if self.tiers.weights == "dram":
             cycles = max(cycles, self.dram_cycles(k * n * dtype_bytes(self.weights_dtype)))
         return cycles
 
     def weights_stay(self, m: int, k: int, n: int) -> bool:
         """Whether m row-vector products are faster than a compute-shift product."""
-        return m * self.row_vector(k, n) < self.compute_shift(m, k, n)
+        vectors = m * self.row_vector(k, n)
+        fewest = max(self.region.rows, self.region.columns) * self.wafer.core.step_cycles
+        return vectors < fewest or vectors < self.compute_shift(m, k, n)
 
     def compute_shift(self, m: int, k: int, n: int) -> int:
         """Cycles of a compute-shift product."""
@@ -414,10 +427,12 @@ class Clock:
         return cycles + self.reduce(cost.splits, partial)
 
     # -- layers and tasks -----------------------------------------------------------------------
-    def layer_kind(self, layer: int) -> tuple[bool, int | None]:
-        """What distinguishes the layers of a model: dense or not, and the window."""
+    def layer_kind(self, layer: int) -> tuple[object, ...]:
+        """What distinguishes the layers of a model: dense or not, the window, routed loads."""
         moe = self.model.moe
-        return moe is None or moe.is_dense(layer), self.model.windows[layer]
+        dense = moe is None or moe.is_dense(layer)
+        routed = layer if self.expert_tokens is not None and not dense else None
+        return dense, self.model.windows[layer], routed
 
     def layer(self, layer: int, chunk: int, prefix: int, causal_skip: bool = True) -> int:
         """Cycles of one transformer layer on ``chunk`` tokens after ``prefix``."""
@@ -438,13 +453,7 @@ class Clock:
         attention = attention_operation(self.model, layer, chunk, 0, causal_skip)
         return self.attentions(attention, prefixes) + self._memo[fixed]
 
-    def head(self, rows: int) -> int:
-        """Cycles of the final norm and the head on ``rows`` rows."""
-        model = self.model
-        return self.vector(rows, model.hidden_size, NORM_OPERATIONS) + self._remember(
-            ("product", rows, model.hidden_size, model.vocab_size),
-            self.product,
-            rows,
-            model.hidden_size,
-            model.vocab_size,
-        )
+    def epilogue(self, chunk: int) -> int:
+        """Cycles of what follows the layers of a request's last chunk: final norm and head."""
+        program = lower(self.model, Task(0, 0, chunk, 0, last_chunk=True))
+        return sum(self.operation(each) for each in program.epilogue)

@@ -12,6 +12,7 @@ __all__ = ["caveats", "conditions", "work_of"]
 
 # What these do beyond the abstract of the MOCAP paper is not public.
 RECONSTRUCTED = ("lbcp", "mbkr", "mocap")
+ATTENTION = {"ring": "ring of key tiles", "products": "products by key blocks"}
 KV_FREED = {"request": "as the request leaves a stage", "layer": "layer by layer"}
 
 
@@ -36,6 +37,7 @@ def conditions(summary: Mapping[str, Any]) -> dict[str, str]:
         "chunks": f"{len(summary['chunk_tokens'][0])}",
         "cores used": f"{settings['cores_used']:,} of {settings['cores']:,}",
         "gpipe's tile": "-" if tile is None else f"{tile:,} tokens",
+        "attention": ATTENTION[settings["attention"]],
         "causal skip": "on" if settings["causal_skip"] else "off: masked half charged",
         "rounding": f"pages of {settings['page_tokens']} tokens",
         "weights": f"{settings['weights_dtype']} in {settings['weights_tier'].upper()}",
@@ -46,11 +48,9 @@ def conditions(summary: Mapping[str, Any]) -> dict[str, str]:
         "placement": settings["placement"],
         "layers": f"{whole}" if placed == whole else f"{placed} emulated, scaled to {whole}",
     }
-    options = settings["policy_options"]
-    if options:
-        found["policy options"] = ", ".join(
-            f"{name}={value}" for name, value in options.items() if value is not None
-        )
+    options = sorted(settings["policy_options"].items())
+    if chosen := [f"{name}={value}" for name, value in options if value is not None]:
+        found["policy options"] = ", ".join(chosen)
     if settings["unused"]:
         found["not used"] = ", ".join(settings["unused"])
     return found

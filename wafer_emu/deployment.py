@@ -27,9 +27,10 @@ from wafer_emu.program import Lookup, Tensor
 from wafer_emu.wafer import Wafer
 from wafer_kernels.errors import CapacityError, ConfigError, UsageError
 
-__all__ = ["PAGE_TOKENS", "Deployment", "deploy"]
+__all__ = ["PAGE_TOKENS", "Deployment", "Shelf", "capacity_error", "deploy"]
 
 Int64 = npt.NDArray[np.int64]
+Shelf = dict[tuple[object, ...], Clock]  # of one wafer, model and options
 DEFAULT_STAGES = 16
 PAGE_TOKENS = 16  # chunks and moves are multiples of this, remainders apart
 BUDGET_GRAIN = 512  # attention budgets are rounded down to this, so that stages share clocks [byte]
@@ -145,10 +146,6 @@ class Deployment:
                 counts[key] = counts.get(key, 0) + 1
             result.append(counts)
         return tuple(result)
-
-    def head_cycles(self) -> int:
-        """Cycles of final norm and head, for the last token, on the last stage."""
-        return self.clocks[-1].head(1)
 
     def slowest_cost(self) -> SlowestCost:
         """Cost t(chunk, prefix) of the slowest stage, with a vectorised ``table``."""
@@ -294,7 +291,7 @@ class _Clocks:
     options: Options
     tiers: Tiers
     lean: int
-    _known: dict[tuple[object, ...], Clock] = field(default_factory=dict)
+    shelf: Shelf
     _weights: dict[tuple[object, ...], int] = field(default_factory=dict)
 
     def of(self, region: Region, layers: range, embedding: bool, head: bool) -> Clock | None:
@@ -316,13 +313,13 @@ class _Clocks:
         if free <= 0:
             return None
         budget = free // 2 ** (self.lean + 1) // BUDGET_GRAIN * BUDGET_GRAIN
-        known = (shape, region.dies(self.wafer), budget)
-        if known not in self._known:
+        known = (shape, region.dies(self.wafer), budget, self.tiers)
+        if known not in self.shelf:
             kv_dtype = self.options.kv_dtype or self.model.dtype
-            self._known[known] = Clock(
+            self.shelf[known] = Clock(
                 self.wafer, self.model, region, self.tiers, budget, weights_dtype, kv_dtype
             )
-        return self._known[known]
+        return self.shelf[known]
 
 
 def deploy(
@@ -333,12 +330,14 @@ def deploy(
     tiers: Tiers,
     lean: int,
     longest: Request,
+    shelf: Shelf,
 ) -> Deployment:
     """Place a model on a wafer.
 
     Layers are split for the least slowest stage, head counted, at an even chunk in the middle of
     the longest request. ``lean`` halves, each time, the tiles in which a chunk passes a layer and
-    what attention may use of a core.
+    what attention may use of a core. ``shelf`` keeps clocks for the next deployment of the same
+    model on the same wafer.
 
     Raises
     ------
@@ -364,7 +363,7 @@ def deploy(
     chunk = min(chunk, longest.new_tokens)
     tile = max(1, -(-chunk // 2**lean))
     prefix = longest.prefix_tokens + longest.new_tokens // 2
-    clocks = _Clocks(wafer, model, options, tiers, lean)
+    clocks = _Clocks(wafer, model, options, tiers, lean, shelf)
     costs: dict[tuple[object, ...], int] = {}
 
     def clock_of(stage: int, layers: range) -> Clock | None:
@@ -382,7 +381,7 @@ def deploy(
             if key not in costs:
                 costs[key] = clock.layer(layer, tile, prefix, options.causal_skip)
             cycles += costs[key]
-        return cycles + (clock.head(1) if stage == stages - 1 else 0)
+        return cycles + (clock.epilogue(tile) if stage == stages - 1 else 0)
 
     counts = split_layers(model.layers, stages, cost)
     placement = place_stages(wafer, regions, counts, options.placement)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 import mocap.policy
 from mocap.policy import Policy
 from wafer_emu.activity import Activity
+from wafer_emu.deployment import Shelf
 from wafer_emu.frames import Frames
 from wafer_emu.model import Model
 from wafer_emu.options import Options
@@ -26,6 +28,8 @@ from wafer_kernels.errors import CapacityError, DeadlockError, UsageError
 
 if TYPE_CHECKING:
     import xarray as xr
+
+    from wafer_emu.numbers import LogitsOf, Numbers, Values
 
 __all__ = ["Progress", "Run", "compare", "emulate", "max_length"]
 
@@ -44,6 +48,8 @@ class Run:
         What was planned, when it ran, and the ledgers at the end.
     record
         The run file, if one was kept.
+    numbers
+        The values that the plan computed, if weights were given.
     """
 
     summary: dict[str, Any]
@@ -51,6 +57,29 @@ class Run:
     schedule: pipeline.Schedule
     books: Books
     record: Path | None = None
+    numbers: Numbers | None = None
+
+    @property
+    def values(self) -> Values:
+        """What the first request came to."""
+        if self.numbers is None:
+            raise UsageError("this run counted cycles only: pass numbers=weights to emulate()")
+        return self.numbers.values[0]
+
+    @property
+    def logits(self) -> npt.NDArray[np.float32]:
+        """Logits of the first request's last token, or of all (tokens, vocabulary)."""
+        return self.values.logits
+
+    @property
+    def hidden(self) -> npt.NDArray[np.float32]:
+        """States after the final norm, of the same tokens (tokens, hidden)."""
+        return self.values.hidden
+
+    @property
+    def kv(self) -> list[npt.NDArray[np.float32]]:
+        """What each layer kept of every token of the first request (tokens, elements)."""
+        return self.values.kv
 
     @cached_property
     def _tree(self) -> xr.DataTree:
@@ -92,6 +121,10 @@ def emulate(
     record: str | Path | None = None,
     frames: int = 64,
     progress: Progress | None = None,
+    numbers: Mapping[str, npt.NDArray[np.float32]] | None = None,
+    token_ids: Sequence[Sequence[int]] = (),
+    prefix_kv: Sequence[Sequence[npt.NDArray[np.float32]]] | None = None,
+    logits: LogitsOf = "last",
     **overrides: Any,
 ) -> Run:
     """Run the prefill of a workload on an emulated wafer.
@@ -110,6 +143,14 @@ def emulate(
         Frames of the state of every core in the run file.
     progress
         Called with what is being done and the share that is done.
+    numbers
+        Weights by their Hugging Face names: the plan is also carried out on real numbers.
+    token_ids
+        Tokens of each request's whole prompt; of one request the tokens themselves.
+    prefix_kv
+        ``kv`` of a run on each request's resident prefix; None: the dense reference makes it.
+    logits
+        Of the ``last`` token, or of ``all`` computed ones.
 
     Raises
     ------
@@ -120,16 +161,37 @@ def emulate(
 
     Examples
     --------
-    >>> run = emulate(Wafer.preset("tiny-4x4"), Model.preset("llama-3-8b").with_layers(1),
-    ...               Workload.single(tokens=64), "uniform", weights_dtype="int8", stages=1)
-    Traceback (most recent call last):
-    wafer_kernels.errors.CapacityError: ...
+    >>> wafer, model = Wafer.preset("wsc-54"), Model.preset("llama-3-8b")
+    >>> run = emulate(wafer, model, Workload.single(tokens=8192), "mocap", stages=8)
+    >>> [round(share, 1) for share in run.summary["stage_busy_fraction"][:2]]
+    [0.5, 0.5]
     """
     options = replace(options or Options(), **overrides)
+    run = _emulate(wafer, model, workload, policy, options, record, frames, progress, {})
+    if numbers is None:
+        return run
+    from wafer_emu.numbers import compute
+
+    return replace(
+        run, numbers=compute(run.plan, run.schedule, numbers, token_ids, prefix_kv, logits)
+    )
+
+
+def _emulate(
+    wafer: Wafer,
+    model: Model,
+    workload: Workload,
+    policy: str | Policy,
+    options: Options,
+    record: str | Path | None,
+    frames: int,
+    progress: Progress | None,
+    shelf: Shelf,
+) -> Run:
     tell = progress or (lambda what, share: None)
     with Frames.open(record, wafer, options, frames) as kept:
         tell("plan", 0.0)
-        plan = make_plan(wafer, model, workload, _policy(policy, options), options)
+        plan = make_plan(wafer, model, workload, _policy(policy, options), options, shelf)
         tell("run", 0.3)
         schedule = _run(plan)
         tell("replay", 0.5)
@@ -180,6 +242,7 @@ def compare(
     """
     options = replace(options or Options(), **overrides)
     rows: list[dict[str, Any]] = []
+    shelf: Shelf = {}
     for index, policy in enumerate(policies):
         name = policy if isinstance(policy, str) else policy.name
 
@@ -188,15 +251,16 @@ def compare(
                 progress(f"{name}: {what}", (index + share) / len(policies))
 
         try:
-            run = emulate(
+            run = _emulate(
                 wafer,
                 model,
                 workload,
                 _own_options(policy, options),
-                options=options,
-                record=None if record is None else record(name),
-                frames=frames,
-                progress=tell,
+                options,
+                None if record is None else record(name),
+                frames,
+                tell,
+                shelf,
             )
         except (CapacityError, DeadlockError) as error:
             rows.append({"policy": name, "error": {"kind": error.kind, "message": error.message}})
@@ -244,12 +308,13 @@ def max_length(
     """
     options = replace(options or Options(), **overrides)
     rows: list[dict[str, Any]] = []
+    shelf: Shelf = {}
     for index, policy in enumerate(policies):
         name = policy if isinstance(policy, str) else policy.name
         if progress is not None:
             progress(f"longest prompt under {name}", index / len(policies))
         tokens, limiting = _longest(
-            wafer, model, _own_options(policy, options), options, prefix_tokens
+            wafer, model, _own_options(policy, options), options, prefix_tokens, shelf
         )
         rows.append({"policy": name, "max_tokens": tokens, "limiting": limiting})
     first = rows[0]["max_tokens"]
@@ -259,7 +324,12 @@ def max_length(
 
 
 def _longest(
-    wafer: Wafer, model: Model, policy: Policy, options: Options, prefix_tokens: int
+    wafer: Wafer,
+    model: Model,
+    policy: Policy,
+    options: Options,
+    prefix_tokens: int,
+    shelf: Shelf,
 ) -> tuple[int, dict[str, Any]]:
     """Longest prompt that a plan holds, and why no longer one does."""
     refusal: dict[str, Any] = {}
@@ -267,7 +337,8 @@ def _longest(
     def fits(tokens: int) -> bool:
         nonlocal refusal
         try:
-            make_plan(wafer, model, Workload.single(tokens, prefix_tokens), policy, options)
+            workload = Workload.single(tokens, prefix_tokens)
+            make_plan(wafer, model, workload, policy, options, shelf)
         except CapacityError as error:
             refusal = {**error.details, "message": error.message}
             return False

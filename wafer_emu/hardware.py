@@ -8,8 +8,18 @@ import msgspec
 
 from wafer_emu.strict import Amount, Count, Natural
 
-__all__ = ["Core", "Die", "DieLink", "Dram", "Energy", "Link", "OffWafer", "Program", "Simd",
-           "Systolic"]
+__all__ = [
+    "Core",
+    "Die",
+    "DieLink",
+    "Dram",
+    "Energy",
+    "Link",
+    "OffWafer",
+    "Program",
+    "Simd",
+    "Systolic",
+]
 
 
 class Systolic(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,

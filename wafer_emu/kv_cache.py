@@ -69,14 +69,12 @@ class KvCache:
         index = kept % self.core.shape[0]
         tag = 1 + ((self.request << 16) + layer) * (MAX_TOKENS + 1)
         return Cache(
-            self._kind, self._width, tag, self.core[index], self.slot[index], self.arrived,
+            int(self._kind), self._width, tag, self.core[index], self.slot[index], self.arrived,
             self.arena.top, self.arena.tags,
         )  # fmt: skip
 
 
-def refuse_fault(
-    arena: Arena, faults: Int64, request: int, layer: int, cycle: int
-) -> None:
+def refuse_fault(arena: Arena, faults: Int64, request: int, layer: int, cycle: int) -> None:
     """KernelError if a read of KV went wrong: names core, block and cycle."""
     wrong = faults.reshape(-1, 4)
     wrong = wrong[wrong[:, 0] != 0]

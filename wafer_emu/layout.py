@@ -26,7 +26,7 @@ def element_bytes(kind: Kind) -> int:
 def no_matrix() -> Matrix:
     """Return a matrix without rows, where a kernel's operand is left out."""
     empty = np.zeros(0, np.int64)
-    return Matrix(Kind.FLOAT32, empty, empty, np.zeros(1, np.int64), empty)
+    return Matrix(int(Kind.FLOAT32), empty, empty, np.zeros(1, np.int64), empty)
 
 
 class Rows(NamedTuple):
@@ -101,4 +101,4 @@ class Layout:
 
     def matrix(self, kind: Kind, rows: Rows, columns: int, address: Int64) -> Matrix:
         """Return a matrix at an address of every core (core,)."""
-        return Matrix(kind, rows.line, rows.place, self.bounds(columns), address)
+        return Matrix(int(kind), rows.line, rows.place, self.bounds(columns), address)

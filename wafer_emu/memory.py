@@ -255,11 +255,11 @@ class StageMemory:
         return peak
 
     def _query_tiles(self, program: Program) -> tuple[int, AttentionTiling]:
-        """Query tiles of the program's largest query block, and the tiling."""
+        """Query tiles that the program's attention holds at a time, and the tiling."""
         attention = next(each for each in program.operations() if isinstance(each, Attention))
         tiling = self.clock.tiling(attention)
-        block, _ = next(tiling.query_blocks(self.stage.region.rows, attention.chunk))
-        return -(-block // tiling.query_tile), tiling
+        held = tiling.held_queries(self.stage.region.rows, attention.chunk)
+        return -(-held // tiling.query_tile), tiling
 
     def _working(self, operation: Operation, program: Program, dealing: Dealing) -> Int64:
         """Bytes of an operation's own buffers a core: tiles that arrive, softmax state, sums."""

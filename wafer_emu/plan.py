@@ -17,7 +17,7 @@ import numpy.typing as npt
 import mocap.policy
 from mocap.policy import Move, Policy, Request
 from wafer_emu.clock import Tiers
-from wafer_emu.deployment import Deployment, capacity_error, deploy
+from wafer_emu.deployment import Deployment, Shelf, capacity_error, deploy
 from wafer_emu.memory import StageMemory, kv_quanta_per_token, kv_quantum_bytes
 from wafer_emu.model import Model, dtype_bytes
 from wafer_emu.options import Options
@@ -74,7 +74,8 @@ class Order:
         cost = self.deployment.stage_cost
         pieces = [(int(c), int(p)) for c, p in zip(self.tokens, self.prefix, strict=True)]
         cycles = np.array([[cost(stage, *piece) for piece in pieces] for stage in stages], np.int64)
-        cycles[-1] += self.deployment.head_cycles() * self.last
+        for task in np.flatnonzero(self.last):
+            cycles[-1, task] += self.deployment.clocks[-1].epilogue(int(self.tokens[task]))
         return cycles
 
 
@@ -89,39 +90,52 @@ class Plan(Order):
 
 
 def make_plan(
-    wafer: Wafer, model: Model, workload: Workload, policy: Policy, options: Options
+    wafer: Wafer,
+    model: Model,
+    workload: Workload,
+    policy: Policy,
+    options: Options,
+    shelf: Shelf | None = None,
 ) -> Plan:
     """Make and admit the plan of a run: the roomiest way of working that fits.
 
     Memory tiers are tried in order (SRAM before die memory), at full working sets first, then with
-    leaner and leaner tiles.
+    leaner and leaner tiles. ``shelf`` keeps clocks from plan to plan of one wafer, model and
+    options.
 
     Raises
     ------
     CapacityError
         If it fits in none; says stage, bytes and what fills them.
     """
+    shelf = {} if shelf is None else shelf
+    requests = _requests(wafer, workload)
+    failure: CapacityError | None = None
+    for lean in range(LEANEST + 1 if options.kv_budget is None else 1):
+        full: set[str] = set()  # tiers that the weights alone overfill
+        for tiers in _tiers(wafer, options):
+            if tiers.weights in full:
+                continue
+            try:
+                return _plan_in(wafer, model, requests, policy, options, tiers, lean, shelf)
+            except CapacityError as error:
+                failure = error
+                if error.details.get("weights"):
+                    full.add(tiers.weights)
+    assert failure is not None
+    raise failure
+
+
+def _tiers(wafer: Wafer, options: Options) -> list[Tiers]:
+    """Memory tiers to try in order."""
+    if options.kv_budget is not None:
+        return [Tiers()]
     memories = ("sram", "dram") if wafer.dram is not None else ("sram",)
-    tiers = [
+    return [
         Tiers(weights, kv)
         for weights in (memories if options.weights_tier == "auto" else (options.weights_tier,))
         for kv in (memories if options.kv_tier == "auto" else (options.kv_tier,))
     ]
-    requests = _requests(wafer, workload)
-    failure: CapacityError | None = None
-    for lean in range(LEANEST + 1):
-        full: set[str] = set()  # tiers that the weights alone overfill
-        for each in tiers:
-            if each.weights in full:
-                continue
-            try:
-                return _plan_in(wafer, model, requests, policy, options, each, lean)
-            except CapacityError as error:
-                failure = error
-                if error.details.get("weights"):
-                    full.add(each.weights)
-    assert failure is not None
-    raise failure
 
 
 def _requests(wafer: Wafer, workload: Workload) -> list[Request]:
@@ -145,6 +159,7 @@ def _plan_in(
     options: Options,
     tiers: Tiers,
     lean: int,
+    shelf: Shelf,
 ) -> Plan:
     """Plan in given tiers and with given leanness.
 
@@ -153,18 +168,82 @@ def _plan_in(
     longest = max(waiting, key=lambda one: one.new_tokens)
     finest = LEANEST if policy.streams_tokens else lean
     deployments = [
-        deploy(wafer, model, options, policy, tiers, each, longest)
+        deploy(wafer, model, options, policy, tiers, each, longest, shelf)
         for each in range(lean, finest + 1)
     ]
     deployment = min(deployments, key=lambda each: _whole_cycles(each, longest))
     requests = policy.order(waiting)
     chunks = options.chunks or len(deployment.stages)
     usual = min(deployment.tile_tokens * 2**lean, longest.new_tokens)
+    _refuse_too_long(deployment, policy, longest)
     told = _told(deployment, deployment.memories(usual), chunks, longest, usual)
     cuts = _cut_all(policy, requests, told)
     following = max(max(sizes) for sizes in cuts) if sum(map(len, cuts)) > 1 else 0
     memories = deployment.memories(following)
     return _admit(_order(deployment, policy, requests, cuts, memories), chunks)
+
+
+def _refuse_too_long(deployment: Deployment, policy: Policy, request: Request) -> None:
+    """Refuse before any cutting what no cut can hold: KV beyond the room at the least working set.
+
+    A policy that moves nothing needs the room on every stage, any other on all stages together.
+    """
+    memories = deployment.memories(0)
+    quantum = kv_quantum_bytes(deployment.clocks[0])
+    needs = [request.tokens * each for each in _quanta_per_token(deployment, policy)]
+    rooms = [memory.kv_quanta(1) for memory in memories]
+    if type(policy).reallocate is not Policy.reallocate:
+        stages, needs, rooms = "all stages together", [sum(needs)], [sum(rooms)]
+    for stage, (need, room) in enumerate(zip(needs, rooms, strict=True)):
+        if need > room:
+            where = stages if len(needs) < len(memories) else f"stage {stage}"
+            raise _no_room(
+                deployment, policy, request.tokens, where, need * quantum, room * quantum,
+                stage=stage,
+            )  # fmt: skip
+
+
+def _no_room(
+    deployment: Deployment,
+    policy: Policy,
+    tokens: int,
+    where: str,
+    need: int,
+    room: int,
+    **details: object,
+) -> CapacityError:
+    """The error of a prompt whose KV does not fit, with what else fills the memory."""
+    budget = deployment.options.kv_budget is not None
+    items: dict[str, int] = {"kv": need}
+    stage = details["stage"]
+    assert isinstance(stage, int)
+    memory = deployment.memories(0)[stage]
+    if memory.kv_among_cores:
+        load = memory.load(1)
+        counts = load.dealing.counts
+        for name in ("code", "weights", "activations", "buffers"):
+            items[name] = int(np.sum(np.broadcast_to(getattr(load, name), counts.shape) * counts))
+    filled = ", ".join(f"{name} {size:,} B" for name, size in items.items())
+    tier = "budget" if budget else deployment.tiers.kv
+    return CapacityError(
+        f"a prompt of {tokens:,} tokens does not fit under {policy.name}: {where} needs {need:,} B "
+        f"of KV and has room for {room:,} B in {'its KV budget' if budget else tier}, "
+        f"{need - room:,} B too many ({filled}); what would help: a shorter prompt, more stages, a "
+        "policy that moves KV (mbkr, mocap), or KV in die memory where there is any",
+        tier=tier,
+        need_bytes=need,
+        capacity_bytes=room,
+        short_bytes=need - room,
+        items=items,
+        **details,
+    )
+
+
+def _quanta_per_token(deployment: Deployment, policy: Policy) -> list[int]:
+    """KV quanta of one token on every stage: of all its layers, or of the one at work."""
+    if policy.kv_lifetime == "layer":
+        return [kv_quanta_per_token(clock) for clock in deployment.clocks]
+    return list(deployment.kv_quanta_per_token())
 
 
 def _whole_cycles(deployment: Deployment, request: Request) -> int:
@@ -296,9 +375,7 @@ def _tasks(order: Order, moves: Sequence[Move]) -> tuple[pipeline.Tasks, list[li
         task = first_task[move.request] + move.chunk
         kept[move.stage, 0, task] -= move.tokens
         kept[move.stage, hosts[move.stage].index(move.host), task] += move.tokens
-    per_token = np.array(deployment.kv_quanta_per_token(), np.int64)
-    if order.policy.kv_lifetime == "layer":
-        per_token = np.array([kv_quanta_per_token(clock) for clock in deployment.clocks], np.int64)
+    per_token = np.array(_quanta_per_token(deployment, order.policy), np.int64)
     capacity = np.zeros((stages, count + 1), np.int64)
     for stage, memory in enumerate(order.memories):
         for size in np.unique(order.largest_chunks):
@@ -412,7 +489,7 @@ def _refusal(
 ) -> CapacityError:
     """The error of a request that does not fit even alone."""
     stage, slot, quanta = (int(each) for each in shortage)
-    deployment, memory = order.deployment, order.memories[stage]
+    deployment = order.deployment
     quantum = kv_quantum_bytes(deployment.clocks[stage])
     request = order.requests[int(order.request[task])]
     chunk = min(max(slot - stage, 0), len(order.cuts[int(order.request[task])]) - 1)
@@ -422,27 +499,16 @@ def _refusal(
         for move in moves
         if move.request == order.request[task] and move.host == stage
     )
-    need = capacity + quanta * quantum
-    where = f"stage {stage}"
-    items: dict[str, int] = {"kv": need, "of which hosted at most": hosted}
-    if memory.kv_among_cores:
-        load = memory.load(int(order.largest_chunks[task + chunk]))
-        counts = load.dealing.counts
-        for name in ("code", "weights", "activations", "buffers"):
-            items[name] = int(np.sum(np.broadcast_to(getattr(load, name), counts.shape) * counts))
-        where = f"stage {stage}, whose {memory.stage.region.cores:,} cores are all full"
-    filled = ", ".join(f"{name} {size:,} B" for name, size in items.items())
-    return CapacityError(
-        f"a prompt of {request.tokens:,} tokens does not fit under {order.policy.name}: in slot "
-        f"{slot} (chunk {chunk}) {where}, needs {need:,} B of KV and has room for {capacity:,} B, "
-        f"{quanta * quantum:,} B too many ({filled}); what would help: a shorter prompt, more "
-        "stages, a policy that moves KV (mbkr, mocap), or KV in die memory where there is any",
+    where = f"stage {stage} in slot {slot} (chunk {chunk}), hosting {hosted:,} B of others,"
+    return _no_room(
+        deployment,
+        order.policy,
+        request.tokens,
+        where,
+        capacity + quanta * quantum,
+        capacity,
         stage=stage,
         slot=slot,
         chunk=chunk,
-        need_bytes=need,
-        capacity_bytes=capacity,
-        short_bytes=quanta * quantum,
-        items=items,
-        tier="budget" if memory.budget_bytes is not None else deployment.tiers.kv,
+        hosted_bytes=hosted,
     )

@@ -209,7 +209,8 @@ def _stalls(summary: Mapping[str, Any]) -> Table:
 def _energy(summary: Mapping[str, Any]) -> Table:
     parts = summary["energy_joules"]
     whole = sum(parts.values())
-    rows = [(name, joules(part), percent(part / whole)) for name, part in parts.items() if part]
+    largest = sorted(parts.items(), key=lambda item: -item[1])
+    rows = [(name, joules(part), percent(part / whole)) for name, part in largest if part]
     rows.append(("all", joules(whole), ""))
     return figures_table(["energy", "", "share"], rows)
 

@@ -17,10 +17,15 @@ from wafer_emu.wafer import Wafer
 __all__ = ["compare_report", "max_length_report", "policy_table", "refusals"]
 
 Row = Mapping[str, Any]
+LONG = 24  # characters of a condition that needs a line of its own
+TIERS = {"sram": "SRAM", "dram": "die DRAM", "budget": "the KV budget"}
 
 
 def compare_report(
-    rows: Sequence[Row], wafer: Wafer, longest: Mapping[str, int] | None = None
+    rows: Sequence[Row],
+    wafer: Wafer,
+    whole: Row | None = None,
+    longest: Mapping[str, int] | None = None,
 ) -> RenderableType:
     """Report of the same work under several policies, 80 columns wide or more.
 
@@ -30,16 +35,22 @@ def compare_report(
         Result of every policy, or its error, with the keys of the contract.
     wafer
         The wafer they ran on.
+    whole
+        The same work on the whole wafer as one stage, if it fits there.
     longest
         The longest prompt that fits, by policy [tokens], if it is known.
     """
     ran = [row for row in rows if "error" not in row]
     settings = ran[0]["settings"]
+    pipelines = [row for row in ran if row["settings"]["stages"] > 1]
+    sentences = caveats(wafer, ran)
+    if whole is not None and pipelines:
+        sentences.append(_against_whole_wafer(pipelines, whole))
     parts = [
         heading(f"{settings['model']} on {wafer.name}: {work_of(settings)}"),
         policy_table(rows, longest),
         refusals(rows),
-        notes([*caveats(wafer, ran), *_faster_whole(ran)]),
+        notes(sentences),
         heading("Under which conditions"),
         *_shared_and_own(ran),
     ]
@@ -102,21 +113,15 @@ def refusals(rows: Sequence[Row]) -> RenderableType:
     )
 
 
-def _faster_whole(ran: Sequence[Row]) -> list[str]:
-    """Say if the whole wafer, layer by layer, is faster than every pipeline."""
-    one_stage = [row for row in ran if row["settings"]["stages"] == 1]
-    pipelines = [row for row in ran if row["settings"]["stages"] > 1]
-    if not one_stage or not pipelines:
-        return []
-    whole = min(one_stage, key=lambda row: row["makespan_cycles"])
-    best = min(pipelines, key=lambda row: row["makespan_cycles"])
-    if whole["makespan_cycles"] >= best["makespan_cycles"]:
-        return []
-    return [
-        f"One stage over the whole wafer ({whole['policy']}) is faster than the best pipeline "
-        f"({best['policy']}): {seconds(whole['makespan_seconds'])} against "
-        f"{seconds(best['makespan_seconds'])}."
-    ]
+def _against_whole_wafer(ran: Sequence[Row], whole: Row) -> str:
+    """How the best pipeline stands against the whole wafer as one stage."""
+    best = min(ran, key=lambda row: row["makespan_cycles"])
+    faster = whole["makespan_cycles"] < best["makespan_cycles"]
+    return (
+        f"The whole wafer as one stage, layer by layer ({whole['policy']}), takes "
+        f"{seconds(whole['makespan_seconds'])}: {'faster' if faster else 'no faster'} than the "
+        f"fastest pipeline here ({best['policy']}, {seconds(best['makespan_seconds'])})."
+    )
 
 
 def _shared_and_own(ran: Sequence[Row]) -> list[RenderableType]:
@@ -126,10 +131,15 @@ def _shared_and_own(ran: Sequence[Row]) -> list[RenderableType]:
     values = {name: [one.get(name, "-") for one in found.values()] for name in names}
     shared = {name: each[0] for name, each in values.items() if len(set(each)) == 1}
     own = [name for name in names if name not in shared]
+    long = [name for name in own if max(map(len, values[name])) > LONG]
+    own = [name for name in own if name not in long]
     parts = [condition_grid(shared)]
     if own:
         rows = [[policy, *(values[name][k] for name in own)] for k, policy in enumerate(found)]
         parts += [Text(), figures_table(["policy", *own], rows, words=own)]
+    for name in long:
+        kept = {policy: one[name] for policy, one in found.items() if name in one}
+        parts += [Padding(Text(name, "dim"), (1, 0, 0, 0)), condition_grid(kept)]
     return parts
 
 
@@ -140,5 +150,5 @@ def _limit(limiting: Mapping[str, Any]) -> str:
     place = ", ".join(
         f"{name} {limiting[name]}" for name in ("stage", "core", "slot") if name in limiting
     )
-    tier = str(limiting.get("tier", "sram")).upper()
-    return f"{place}: {tier} short of {size(limiting['short_bytes'])}"
+    tier = TIERS[limiting.get("tier", "sram")]
+    return f"{place}: {size(limiting['short_bytes'])} short in {tier}"

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
-from wafer_emu.arena import Arena, Area, storage_kind
+from wafer_emu.arena import Area, Arena, storage_kind
 from wafer_emu.clock import FLOAT_BYTES, Clock
-from wafer_emu.kv_cache import KvCache, refuse_fault
+from wafer_emu.kv_cache import KvCache, Part, refuse_fault
 from wafer_emu.layout import Layout, Rows, element_bytes, no_matrix
 from wafer_emu.memory import StageMemory
 from wafer_emu.placement import Stage
@@ -28,8 +29,10 @@ from wafer_emu.program import (
     Tensor,
 )
 from wafer_emu.rotary import rotary_tables
+from wafer_emu.threads import share_out
+from wafer_kernels import attention as attention_kernel
 from wafer_kernels import region_vector
-from wafer_kernels.attention import part
+from wafer_kernels.attention import AttentionCost
 from wafer_kernels.numeric import Activation
 from wafer_kernels.numeric_routing import choose_by_group, choose_by_softmax, expert_rows
 from wafer_kernels.region import Matrix, read_columns, read_rows, write_rows
@@ -59,8 +62,8 @@ class Job:
     kv: KvCache
     kept: int
     """The layer's place among the stage's layers."""
-    parts: Sequence[tuple[int, int]]
-    """(first token, tokens) of the chunk that each host keeps, home first."""
+    parts: Sequence[Part]
+    """What each host keeps of the chunk, home first."""
 
 
 class StageNumbers:
@@ -90,7 +93,10 @@ class StageNumbers:
         self.layout = Layout(stage.region, self.area.first_core)
         self.kind = storage_kind(clock.model.dtype)
         self.expert_tokens: dict[int, Int64] = {}
-        self._routes: tuple[Int64, Float32] = (np.zeros((0, 0), np.int64), np.zeros((0, 0), np.float32))
+        self._routes: tuple[Int64, Float32] = (
+            np.zeros((0, 0), np.int64),
+            np.zeros((0, 0), np.float32),
+        )
         self._tensors: dict[Tensor, Matrix] = {}
         self._weights = {name: self._place(weights[name]) for name in names}
         tokens, width = self.layout.rows(memory.handoff_tokens), self.model.hidden_size
@@ -174,18 +180,19 @@ class StageNumbers:
         layout, cores = self.layout, self.layout.region.cores
         element = element_bytes(self.kind)
         match operation:
-            case Product(last_row=True):
-                columns = layout.column_sizes(operation.target.columns)
-                return np.tile(columns * FLOAT_BYTES, layout.region.rows)
             case Product() | Experts():
                 return self._arriving(operation, element).sum(axis=0)
             case Attention():
                 tiling = self.clock.tiling(operation)
-                block, _ = next(tiling.query_blocks(layout.region.rows, operation.chunk))
+                block = tiling.held_queries(layout.region.rows, operation.chunk)
                 tiles = layout.rows(-(-block // tiling.query_tile)).sizes
                 tokens = np.repeat(tiles * tiling.query_tile, layout.region.columns)
                 return tiling.key_buffer_bytes + tokens * tiling.query_bytes
         return np.zeros(cores, np.int64)
+
+    def _partial_sums(self, columns: int) -> Int64:
+        """Bytes of a row vector's sums on every core (core,)."""
+        return np.tile(self.layout.column_sizes(columns) * FLOAT_BYTES, self.layout.region.rows)
 
     def _arriving(self, operation: Product | Experts, element: int) -> Int64:
         """Bytes of the buffers for arriving slices of A and of B on every core (2, core)."""
@@ -241,10 +248,6 @@ class StageNumbers:
         source, target = self._tensors[operation.source], self._tensors[operation.target]
         bias = no_matrix() if operation.bias is None else self._weight(operation.bias, job)
         rows = np.arange(operation.target.rows)
-        if operation.last_row:
-            last = np.array([operation.source.rows - 1])
-            self.write(target, self._row_vectors(source, last, self._weight(operation.weight, job)))
-            return
         self._multiply(
             operation, source, rows, self._weight(operation.weight, job), target, rows, bias,
             np.zeros(0, np.float32), work,
@@ -272,42 +275,42 @@ class StageNumbers:
             self.write(rows, products)
             return
         arriving_a, _ = self._arriving(operation, element_bytes(self.kind))
-        compute_shift(
+        share_out(
+            compute_shift, self.layout.region.cores, source_rows.size * inner * width,
             self.arena.bytes, self.layout.grid, source, source_rows, weight, target, target_rows,
             bias, shares, work, work + arriving_a,
         )  # fmt: skip
 
-    def _row_vectors(
-        self, source: Matrix, rows: Int64, weight: Matrix, bias: Matrix | None = None
-    ) -> Float32:
+    def _row_vectors(self, source: Matrix, rows: Int64, weight: Matrix, bias: Matrix) -> Float32:
         products = np.empty((rows.size, int(weight.bounds[-1])), np.float32)
-        row_vectors(
-            products, self.arena.bytes, self.layout.grid, source, rows, weight, bias or no_matrix()
-        )
+        share_out(
+            row_vectors, self.layout.region.columns, products.size * weight.line.size,
+            products, self.arena.bytes, self.layout.grid, source, rows, weight, bias,
+        )  # fmt: skip
         return products
 
-    def all_logits(self, norm: Norm, head: Product, job: Job) -> tuple[Float32, Float32]:
-        """Final norm and head of every token of a tile: hidden states and logits (token, width).
+    def answer(self, norm: Norm, head: Product, job: Job) -> tuple[Float32, Float32]:
+        """Final norm and head of a tile's last token, or of all its tokens: (token, width) each.
 
-        Row after row passes through the one row of logits that the memory has room for, and leaves
-        for the host.
+        Where all are asked for, row after row passes through the one row of logits that the memory
+        has room for, and leaves for the host.
         """
-        hidden = self._allocate(
-            "hidden", self.layout.rows(norm.source.rows), norm.source.columns, job.cycle
-        )
+        tile, width = norm.source.rows, head.target.columns
+        hidden = self._allocate("hidden", self.layout.rows(tile), norm.source.columns, job.cycle)
         region_vector.norm(
             self.arena.bytes, self.layout.grid, job.stream, hidden, self._weights[norm.weight], 1,
             norm.width, self.model.norm_epsilon,
         )  # fmt: skip
-        one = self._allocate("logits", self.layout.rows(1), head.target.columns, job.cycle)
-        rows = np.arange(norm.source.rows)
-        logits = self._row_vectors(hidden, rows, self._weights[head.weight])
-        for row in rows:
-            self.write(one, logits[row : row + 1])
-            logits[row : row + 1] = self.read(one)
-        values = self.read(hidden)
-        self.area.free("logits")
-        self.area.free("hidden")
+        one = self._allocate("logits", self.layout.rows(1), width, job.cycle)
+        self.area.allocate("working buffers", self._partial_sums(width), job.cycle)
+        rows = np.arange(tile - 1 if head.last_row else 0, tile)
+        logits = self._row_vectors(hidden, rows, self._weights[head.weight], no_matrix())
+        for row in logits:
+            self.write(one, row[np.newaxis])
+            row[:] = self.read(one)[0]
+        values = self.read(hidden)[rows]
+        for name in ("working buffers", "logits", "hidden"):
+            self.area.free(name)
         return values, logits
 
     # -- experts --------------------------------------------------------------------------------
@@ -367,23 +370,23 @@ class StageNumbers:
         """Write the tile's keys and values to where their KV lives, home and hosts."""
         cache = job.kv.layer(job.layer, job.kept)
         first = operation.first_position
-        for begin, tokens in job.parts:
-            low, high = max(begin, first), min(begin + tokens, first + operation.sources[0].rows)
+        end = first + operation.sources[0].rows
+        for part in job.parts:
+            low, high = max(part.first, first), min(part.first + part.tokens, end)
             if low < high:
-                self.write_kv(operation, cache, np.arange(low, high))
+                self.write_kv(operation, cache, part.host, low, high)
 
-    def write_kv(self, operation: Append, cache: Cache, tokens: Int64) -> None:
-        """Write keys and values of some of the tile's tokens, all of one host."""
-        vector = 0
+    def write_kv(self, operation: Append, cache: Cache, host: int, low: int, high: int) -> None:
+        """Write keys and values of tokens ``low`` to ``high - 1`` to the cores of one host."""
+        vector, first = 0, operation.first_position
         for source in operation.sources:
             matrix = self._tensors[source]
-            rows = tokens - operation.first_position
-            append(self.arena.bytes, self.layout.grid, matrix, rows, cache, tokens, vector)
+            append(self.arena.bytes, self.layout.grid, matrix, first, cache, low, high, vector)
             vector += source.columns // cache.width
 
     def _attend(self, operation: Attention, job: Job, work: Int64) -> None:
         """Query blocks one after another: keys in front of the block, then its own."""
-        tiling, rows = self.clock.tiling(operation), self.layout.region.rows
+        tiling, cost = self.clock.tiling(operation), self.clock.attention_cost(operation)
         mla = self.model.mla
         heads = Heads(
             operation.heads, operation.heads // operation.kv_heads, tiling.units, tiling.splits,
@@ -393,40 +396,44 @@ class StageNumbers:
         )  # fmt: skip
         expand = no_matrix() if operation.expand is None else self._weight(operation.expand, job)
         cache, arena, grid = job.kv.layer(job.layer, job.kept), self.arena.bytes, self.layout.grid
-        for size, before in tiling.query_blocks(rows, operation.chunk):
+        for size, before in tiling.query_blocks(cost.rows, operation.chunk):
             block = Block(before, size, operation.prefix + before)
             gather(arena, grid, self._tensors[operation.query], heads, block)
             seen = block.position
             if operation.window is not None:
                 seen = min(seen, operation.window - 1)
-            passes = _earlier_keys(heads, tiling.key_granule, rows, block.position, seen)
-            for first, count in passes + _own_keys(heads, tiling.key_granule, rows, block):
+            passes = _earlier_keys(cost, block.position, seen) + _own_keys(cost, block)
+            for first, count in passes:
                 faults = np.zeros((self.layout.region.columns, 4), np.int64)
-                ring_pass(arena, grid, cache, heads, block, first, count, expand, job.cycle, faults)
+                share_out(
+                    ring_pass, self.layout.region.columns,
+                    int(count.sum()) * size * operation.heads * operation.key_width,
+                    arena, grid, cache, heads, block, first, count, expand, job.cycle, faults,
+                )  # fmt: skip
                 refuse_fault(self.arena, faults, job.request, job.layer, job.cycle)
             finish(arena, grid, self._tensors[operation.target], heads, block)
 
 
-def _earlier_keys(
-    heads: Heads, granule: int, rows: int, position: int, seen: int
-) -> list[tuple[Int64, Int64]]:
+def _earlier_keys(cost: AttentionCost, position: int, seen: int) -> list[tuple[Int64, Int64]]:
     """Passes over the ``seen`` keys in front of a block: first key and keys (row, split) of each.
 
     Splits hold consecutive keys; a pass deals whole granules evenly to the rows.
     """
     result = []
-    full = rows * heads.key_tile
-    for turn in range(-(-part(seen, heads.splits, 0) // full)):
-        first = np.zeros((rows, heads.splits), np.int64)
+    full = cost.rows * cost.key_tile
+    for turn in range(-(-attention_kernel.part(seen, cost.splits, 0) // full)):
+        first = np.zeros((cost.rows, cost.splits), np.int64)
         count = np.zeros_like(first)
         start = position - seen
-        for split in range(heads.splits):
-            own = part(seen, heads.splits, split)
+        for split in range(cost.splits):
+            own = attention_kernel.part(seen, cost.splits, split)
             key, left = start + turn * full, min(full, max(0, own - turn * full))
-            granules = -(-left // granule)
-            for row in range(rows):
+            granules = -(-left // cost.key_granule)
+            for row in range(cost.rows):
                 first[row, split] = key
-                count[row, split] = min(left, part(granules, rows, row) * granule)
+                count[row, split] = min(
+                    left, attention_kernel.part(granules, cost.rows, row) * cost.key_granule
+                )
                 key += count[row, split]
                 left -= count[row, split]
             start += own
@@ -434,13 +441,17 @@ def _earlier_keys(
     return result
 
 
-def _own_keys(heads: Heads, granule: int, rows: int, block: Block) -> list[tuple[Int64, Int64]]:
+@lru_cache(maxsize=1024)
+def _own_tile(cost: AttentionCost, tokens: int) -> int:
+    """Keys of a tile that the clock cuts a block's own keys into."""
+    return int(attention_kernel.own_tile(cost, tokens)[0])
+
+
+def _own_keys(cost: AttentionCost, block: Block) -> list[tuple[Int64, Int64]]:
     """Passes over a block's own keys: tile b goes to split b mod s, row (b div s) mod R."""
-    ring_keys = rows * heads.splits * heads.key_tile
-    passes = -(-block.tokens // ring_keys)
-    even = -(-block.tokens // (rows * heads.splits * passes))
-    size = min(heads.key_tile, -(-even // granule) * granule)
-    tile = np.arange(passes * rows * heads.splits).reshape(passes, rows, heads.splits)
+    size = _own_tile(cost, block.tokens)
+    passes = -(-block.tokens // (cost.rows * cost.splits * size))
+    tile = np.arange(passes * cost.rows * cost.splits).reshape(passes, cost.rows, cost.splits)
     first = block.position + tile * size
     count = np.clip(block.position + block.tokens - first, 0, size)
     return list(zip(first, count, strict=True))

@@ -247,6 +247,7 @@ def _settings(plan: Plan, model: Model, workload: Workload) -> dict[str, Any]:
         "kv_freed": policy.kv_lifetime,
         "embedding": options.embedding,
         "placement": options.placement,
+        "attention": deployment.wafer.attention,
         "causal_skip": options.causal_skip,
         "diagonal_tiles": "charged in full",
         "page_tokens": PAGE_TOKENS,

@@ -65,6 +65,15 @@ class AttentionTiling:
     key_buffer_bytes: int
     query_bytes: int
 
+    @property
+    def bytes(self) -> int:
+        """What a full block takes of a core."""
+        return self.key_buffer_bytes + self.block_row_tokens * self.query_bytes
+
+    def held_queries(self, rows: int, chunk: int) -> int:
+        """Query tokens that memory is laid out for: never fewer for a longer chunk."""
+        return min(chunk, rows * self.block_row_tokens)
+
     def query_blocks(self, rows: int, chunk: int) -> Iterator[tuple[int, int]]:
         """(tokens, tokens before) of the even blocks that a chunk's queries are taken in."""
         blocks = -(-chunk // (rows * self.block_row_tokens))
@@ -123,11 +132,13 @@ def plan_attention(
     Two key tiles (one in use, one arriving) take at most a quarter; then as many query tokens as
     fit, each with its query, accumulator, softmax statistics and scores. One query tile and one key
     granule are the least; the ledger then tells if they do not fit. More units a column keep more
-    columns busy but need more memory: the number with the fewest cycles per score is taken.
+    columns busy but need more memory: of the numbers whose least fits, the one with the fewest
+    cycles per score is taken, or else the smallest.
     """
     fewest = -(-operation.heads // region.columns)
     plans = [
         _shared_out(wafer, region, operation, element_bytes, budget_bytes, units)
         for units in range(fewest, fewest + MOST_SPARE_UNITS + 1)
     ]
-    return min(plans, key=lambda plan: _cycles_per_score(wafer, operation, plan))
+    fitting = [plan for plan in plans if plan.bytes <= budget_bytes]
+    return min(fitting or plans[:1], key=lambda plan: _cycles_per_score(wafer, operation, plan))

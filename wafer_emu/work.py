@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from wafer_emu.block_attention import BlockAttention
 from wafer_emu.busy import busy_map
 from wafer_emu.clock import FLOAT_BYTES, Clock, vector_shape
 from wafer_emu.model import dtype_bytes
@@ -40,7 +41,7 @@ from wafer_kernels import attention, attention_count
 from wafer_kernels.mesh import slice_starts
 from wafer_kernels.systolic import CoreCost, padded_macs, sram_elements
 
-__all__ = ["Counter", "Work", "busy_map", "operation_work"]
+__all__ = ["Counter", "Work", "busy_map", "counter_of", "operation_work"]
 
 Parts = list[tuple[int, int]]  # (size, how many)
 KEPT_PLANES = 64  # of busy cycles: one of 375 x 248 cores takes 0.7 MB
@@ -241,6 +242,8 @@ def _attention_work(clock: Clock, operation: Attention) -> Work:
     The splits of a head lie on neighbouring columns: its queries go from each to all of them, and
     partial results, with a maximum and a sum each, are added up along them.
     """
+    if clock.wafer.attention == "products":
+        return _block_attention_work(clock, operation)
     cost, chunk = clock.attention_cost(operation), operation.chunk
     blocks = clock.tiling(operation).query_blocks(clock.region.rows, chunk)
     prefix = np.array(operation.prefix)
@@ -297,6 +300,58 @@ def _step_work(cost: attention.AttentionCost, queries: int, keys: int) -> Work:
     )
 
 
+def _block_attention_work(clock: Clock, operation: Attention) -> Work:
+    """All key blocks as products of every head on its columns; keys spread to all that share them.
+
+    Masked pairs are multiplied, but not useful.
+    """
+    blocks, chunk = clock.block_attention(operation), operation.chunk
+    earlier = int(clock.earlier_keys(operation, np.array(operation.prefix), chunk, 0))
+    work = _key_block_work(blocks, chunk)
+    for keys, times in blocks.blocks(earlier):
+        work = work.plus(_key_block_work(blocks, keys).times(times))
+    width = operation.key_width + operation.value_width
+    cost = clock.attention_cost(operation)
+    pairs = attention_count.visible_pairs(cost, chunk, -earlier, chunk - 1)
+    work = work.times(operation.heads)._replace(macs=pairs * operation.heads * width)
+    if blocks.sharing_columns > blocks.width:
+        spread = (earlier + chunk) * operation.kv_heads * width * clock.grid.element_bytes
+        columns, across = clock.region.columns, clock.region.dies(clock.wafer)[1]
+        work = work.plus(_along(spread * (blocks.sharing_columns - 1), columns, across))
+    if operation.expand is not None:
+        work = work.plus(_product_work(clock, *clock.expansion_shape(operation)))
+    if clock.tiers.kv == "dram":
+        work = work.plus(Work(dram_bytes=clock.kv_bytes(operation, earlier + chunk)))
+    return work
+
+
+@lru_cache(maxsize=KEPT_PLANES)
+def _key_block_work(blocks: BlockAttention, keys: int) -> Work:
+    """Work of one head on one block of keys: Q K^T with its sums, softmax, P V."""
+    head, operation, width = blocks.head, blocks.operation, blocks.width
+    chunk, element, rows = operation.chunk, head.grid.element_bytes, head.region.rows
+    down, across = head.region.dies(head.wafer)
+    scores = _tiles(
+        head.grid.core,
+        _parts(chunk, rows),
+        _parts(operation.key_width, width),
+        _parts(keys, blocks.slices),
+        element,
+    )
+    softmax = chunk * keys * attention.SCORE_OPERATIONS
+    rescale = chunk * operation.value_width * attention.RESCALE_OPERATIONS
+    return _sum(
+        (
+            scores,
+            _around(keys * operation.key_width * element, 1, rows, down),
+            _along(chunk * keys * element * (width - 1), width, across),
+            Work(sram_bytes=2 * (softmax + rescale) * FLOAT_BYTES),
+            _sum_along_row(head, 2 * chunk * FLOAT_BYTES, width),
+            _compute_shift_work(head, chunk, keys, operation.value_width),
+        )
+    )
+
+
 class Counter:
     """Work and busy cycles of the layers on one clock's region, counted once for layers alike."""
 
@@ -339,3 +394,9 @@ class Counter:
         self, layer: int, chunk: int, prefix: int | None, causal_skip: bool
     ) -> npt.NDArray[np.int64]:
         return busy_map(self._clock, self._operations(layer, chunk, prefix, causal_skip))
+
+
+@lru_cache(maxsize=64)
+def counter_of(clock: Clock) -> Counter:
+    """The counter of a clock, so that runs that share a clock count alike layers once."""
+    return Counter(clock)

@@ -63,7 +63,12 @@ def _set_cache() -> bool:
     return True
 
 
-_FLAGS: dict[str, Any] = {"cache": _set_cache(), "nogil": True, "error_model": "numpy", "boundscheck": CHECKED}
+_FLAGS: dict[str, Any] = {
+    "cache": _set_cache(),
+    "nogil": True,
+    "error_model": "numpy",
+    "boundscheck": CHECKED,
+}
 
 
 def kernel() -> Callable[[Callable[P, R]], Callable[P, R]]:

@@ -26,8 +26,9 @@ __all__ = [
     "Grid",
     "Kind",
     "Matrix",
+    "copy_block",
     "copy_bytes",
-    "copy_span",
+    "copy_rows",
     "fill",
     "load",
     "load_span",
@@ -84,8 +85,9 @@ def part_start(total: int, parts: int, index: int) -> int:
 @kernel()
 def copy_bytes(target: Bytes, to: int, source: Bytes, start: int, count: int) -> None:
     """Copy ``count`` bytes between two memories (byte,), or within one if they do not overlap."""
+    there, here = target[to : to + count], source[start : start + count]
     for i in range(count):
-        target[to + i] = source[start + i]
+        there[i] = here[i]
 
 
 @kernel()
@@ -121,14 +123,14 @@ def store(memory: Bytes, address: int, kind: int, wide: Float32) -> None:
 
 
 @kernel()
-def _locate(grid: Grid, matrix: Matrix, row: int, column: int) -> tuple[int, int, int, int]:
-    """Core, local core, address of an element, and elements of its row that follow on the core."""
+def _locate(grid: Grid, matrix: Matrix, row: int, column: int) -> tuple[int, int, int]:
+    """Core and address of an element, and how many elements of its row are there from it on."""
     part = np.searchsorted(matrix.bounds, column, "right") - 1
     local = matrix.line[row] * grid.column_place.size + grid.column_place[part]
     width = matrix.bounds[part + 1] - matrix.bounds[part]
     element = matrix.place[row] * width + column - matrix.bounds[part]
     address = matrix.address[local] + element * _element(matrix.kind)
-    return grid.first_core + local, local, address, matrix.bounds[part + 1] - column
+    return grid.first_core + local, address, matrix.bounds[part + 1] - column
 
 
 @kernel()
@@ -138,7 +140,7 @@ def load_span(
     """Load elements (count,) of a row from ``column`` on, from all cores that hold some."""
     done = 0
     while done < wide.size:
-        core, _, address, there = _locate(grid, matrix, row, column + done)
+        core, address, there = _locate(grid, matrix, row, column + done)
         count = min(there, wide.size - done)
         load(wide[done : done + count], arena[core], address, matrix.kind)
         done += count
@@ -151,30 +153,63 @@ def store_span(
     """Store elements (count,) of a row from ``column`` on."""
     done = 0
     while done < wide.size:
-        core, _, address, there = _locate(grid, matrix, row, column + done)
+        core, address, there = _locate(grid, matrix, row, column + done)
         count = min(there, wide.size - done)
         store(arena[core], address, matrix.kind, wide[done : done + count])
         done += count
 
 
 @kernel()
-def copy_span(
+def copy_rows(
+    arena: Bytes,
+    to_core: int,
+    to: int,
+    grid: Grid,
+    matrix: Matrix,
+    rows: Int64,
+    column: int,
+    count: int,
+) -> None:
+    """Copy the stored bytes of ``count`` elements of chosen rows to an address of a core."""
+    element, done, columns = _element(matrix.kind), 0, grid.column_place.size
+    part = np.searchsorted(matrix.bounds, column, "right") - 1
+    target = arena[to_core]
+    while done < count:
+        first, end = matrix.bounds[part], matrix.bounds[part + 1]
+        here = min(end - column - done, count - done)
+        for r in range(rows.size):
+            local = matrix.line[rows[r]] * columns + grid.column_place[part]
+            start = matrix.place[rows[r]] * (end - first) + column + done - first
+            address = matrix.address[local] + start * element
+            source = arena[grid.first_core + local]
+            copy_bytes(target, to + (r * count + done) * element, source, address, here * element)
+        done += here
+        part += 1
+
+
+@kernel()
+def copy_block(
     arena: Bytes,
     to_core: int,
     to: int,
     grid: Grid,
     matrix: Matrix,
     row: int,
-    column: int,
-    count: int,
+    rows: int,
+    part: int,
 ) -> None:
-    """Copy the stored bytes of ``count`` elements of a row to an address of a core."""
-    element, done = _element(matrix.kind), 0
-    while done < count:
-        core, _, address, there = _locate(grid, matrix, row, column + done)
-        here = min(there, count - done)
-        copy_bytes(arena[to_core], to + done * element, arena[core], address, here * element)
-        done += here
+    """Copy the stored bytes of ``rows`` rows in one logical column of cores to an address."""
+    width = (matrix.bounds[part + 1] - matrix.bounds[part]) * _element(matrix.kind)
+    done = 0
+    while done < rows:
+        line, count = matrix.line[row + done], 1
+        while done + count < rows and matrix.line[row + done + count] == line:
+            count += 1
+        local = line * grid.column_place.size + grid.column_place[part]
+        start = matrix.address[local] + matrix.place[row + done] * width
+        source = arena[grid.first_core + local]
+        copy_bytes(arena[to_core], to + done * width, source, start, count * width)
+        done += count
 
 
 @kernel()
@@ -192,9 +227,7 @@ def write_rows(arena: Bytes, grid: Grid, matrix: Matrix, values: Float32) -> Non
 
 
 @kernel()
-def read_columns(
-    values: Float32, arena: Bytes, grid: Grid, matrix: Matrix, columns: Int64
-) -> None:
+def read_columns(values: Float32, arena: Bytes, grid: Grid, matrix: Matrix, columns: Int64) -> None:
     """Read chosen columns of a matrix as rows (chosen, rows): an embedding table's tokens."""
     one = np.empty(1, np.float32)
     for chosen in range(columns.size):
@@ -207,5 +240,4 @@ def read_columns(
 def fill(arena: Bytes, first_core: int, address: Int64, count: Int64, byte: int) -> None:
     """Set bytes (core,) from an address on (core,) on consecutive cores."""
     for core in range(address.size):
-        for i in range(address[core], address[core] + count[core]):
-            arena[first_core + core, i] = byte
+        arena[first_core + core, address[core] : address[core] + count[core]] = byte

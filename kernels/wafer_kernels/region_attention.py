@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from wafer_kernels._jit import kernel, parallel_kernel, prange
+from wafer_kernels._jit import kernel
 from wafer_kernels.numeric import Float32, Int64, product_add
 from wafer_kernels.numeric_attention import (
     SoftmaxState,
@@ -23,6 +23,7 @@ from wafer_kernels.numeric_attention import (
 from wafer_kernels.region import (
     Bytes,
     Grid,
+    Kind,
     Matrix,
     copy_bytes,
     load,
@@ -44,6 +45,7 @@ __all__ = [
     "gather",
     "read_cache",
     "ring_pass",
+    "write_cache",
 ]
 
 ABSENT, STALE, EARLY = 1, 2, 3
@@ -122,7 +124,7 @@ def _token(heads: Heads, rows: int, row: int, query: int) -> int:
 @kernel()
 def _addresses(heads: Heads, local: int, queries: int) -> tuple[int, int, int]:
     """Bytes of one key buffer; addresses of a core's queries and of its states."""
-    element = 4 if heads.kind == 0 else 2
+    element = 4 if heads.kind == Kind.FLOAT32 else 2
     buffer = heads.units * heads.key_tile * (heads.key_width + heads.value_width) * element
     at = heads.work[local] + 2 * buffer
     return buffer, at, at + heads.units * queries * heads.key_width * element
@@ -131,7 +133,7 @@ def _addresses(heads: Heads, local: int, queries: int) -> tuple[int, int, int]:
 @kernel()
 def _load_state(memory: Bytes, states: int, unit: int, queries: int, width: int) -> SoftmaxState:
     values = np.empty(queries * (width + 2), np.float32)
-    load(values, memory, states + unit * 4 * values.size, 0)
+    load(values, memory, states + unit * 4 * values.size, Kind.FLOAT32)
     return SoftmaxState(
         values[:queries],
         values[queries : 2 * queries],
@@ -143,17 +145,17 @@ def _load_state(memory: Bytes, states: int, unit: int, queries: int, width: int)
 def _store_state(memory: Bytes, states: int, unit: int, state: SoftmaxState) -> None:
     queries, width = state.values.shape
     at = states + unit * 4 * queries * (width + 2)
-    store(memory, at, 0, state.peaks)
-    store(memory, at + 4 * queries, 0, state.sums)
-    store(memory, at + 8 * queries, 0, state.values.reshape(-1))
+    store(memory, at, Kind.FLOAT32, state.peaks)
+    store(memory, at + 4 * queries, Kind.FLOAT32, state.sums)
+    store(memory, at + 8 * queries, Kind.FLOAT32, state.values.reshape(-1))
 
 
-@parallel_kernel()
+@kernel()
 def gather(arena: Bytes, grid: Grid, query: Matrix, heads: Heads, block: Block) -> None:
     """Bring the block's queries to the cores of their row and head, and start with no keys."""
     rows, columns = grid.row_place.size, grid.column_place.size
-    element = 4 if heads.kind == 0 else 2
-    for j in prange(columns):
+    element = 4 if heads.kind == Kind.FLOAT32 else 2
+    for j in range(columns):
         one = np.empty(heads.key_width, np.float32)
         for i in range(rows):
             queries = _queries(block, heads, rows, i)
@@ -193,7 +195,7 @@ def _read(
         code = EARLY
     if code != 0:
         fault[0], fault[1], fault[2], fault[3] = code, core, token, slot
-    size = cache.width * (4 if cache.kind == 0 else 2)
+    size = cache.width * (4 if cache.kind == Kind.FLOAT32 else 2)
     load(vector, arena[core], cache.top[core] - (slot + 1) * size, cache.kind)
 
 
@@ -236,7 +238,7 @@ def _fetch(
     values[:] = expanded[:, plain:]
 
 
-@parallel_kernel()
+@kernel()
 def ring_pass(
     arena: Bytes,
     grid: Grid,
@@ -248,6 +250,8 @@ def ring_pass(
     expand: Matrix,
     now: int,
     faults: Int64,
+    first_column: int,
+    last_column: int,
 ) -> None:
     """Send one key tile from every row of cores around the ring of rows.
 
@@ -263,12 +267,14 @@ def ring_pass(
         Cycle at which the task started.
     faults
         Result: code, core, token and slot of a wrong read, a row for each column (column, 4).
+    first_column, last_column
+        Columns of cores that work, in logical order, the last one not among them.
     """
     rows, columns = grid.row_place.size, grid.column_place.size
-    element = 4 if heads.kind == 0 else 2
+    element = 4 if heads.kind == Kind.FLOAT32 else 2
     key_elements = heads.key_tile * heads.key_width
     unit_bytes = heads.key_tile * (heads.key_width + heads.value_width) * element
-    for j in prange(columns):
+    for j in range(first_column, last_column):
         for i in range(rows):
             local = grid.row_place[i] * columns + grid.column_place[j]
             memory = arena[grid.first_core + local]
@@ -319,7 +325,7 @@ def _attend_tile(
         return
     local = grid.row_place[i] * columns + grid.column_place[j]
     memory = arena[grid.first_core + local]
-    element = 4 if heads.kind == 0 else 2
+    element = 4 if heads.kind == Kind.FLOAT32 else 2
     buffer, at, states = _addresses(heads, local, queries)
     positions = np.empty(queries, np.int64)
     for q in range(queries):
@@ -351,11 +357,11 @@ def _attend_tile(
         _store_state(memory, states, unit, state)
 
 
-@parallel_kernel()
+@kernel()
 def finish(arena: Bytes, grid: Grid, target: Matrix, heads: Heads, block: Block) -> None:
     """Merge the key splits of every head along the rows of cores and hand the results out."""
     rows, columns = grid.row_place.size, grid.column_place.size
-    for i in prange(rows):
+    for i in range(rows):
         queries = _queries(block, heads, rows, i)
         if queries == 0:
             continue
@@ -379,41 +385,55 @@ def finish(arena: Bytes, grid: Grid, target: Matrix, heads: Heads, block: Block)
 
 
 @kernel()
-def append(
-    arena: Bytes, grid: Grid, source: Matrix, rows: Int64, cache: Cache, tokens: Int64, vector: int
-) -> None:
-    """Write rows of keys, values or latents as vectors of their tokens, from ``vector`` on.
-
-    Parameters
-    ----------
-    arena, grid, source
-        Memories, the region, and the matrix whose rows are cut into vectors of ``cache.width``.
-    rows, tokens
-        Rows of the matrix and the tokens that they are (written,).
-    cache
-        Where they go; the slots are tagged.
-    vector
-        First vector of a token that the row fills.
-    """
-    one = np.empty(cache.width, np.float32)
-    size = cache.width * (4 if cache.kind == 0 else 2)
-    for r in range(rows.size):
-        for part in range(source.bounds[-1] // cache.width):
-            load_span(one, arena, grid, source, rows[r], part * cache.width)
-            core, slot = cache.core[tokens[r], vector + part], cache.slot[tokens[r], vector + part]
-            store(arena[core], cache.top[core] - (slot + 1) * size, cache.kind, one)
-            cache.tags[core, slot] = cache.tag + tokens[r]
+def _write(arena: Bytes, cache: Cache, token: int, index: int, vector: Float32) -> None:
+    """Write one vector of a token to its slot, and tag it."""
+    core, slot = cache.core[token, index], cache.slot[token, index]
+    size = cache.width * (4 if cache.kind == Kind.FLOAT32 else 2)
+    store(arena[core], cache.top[core] - (slot + 1) * size, cache.kind, vector)
+    cache.tags[core, slot] = cache.tag + token
 
 
 @kernel()
-def read_cache(
-    values: Float32, arena: Bytes, cache: Cache, now: int, fault: Int64
-) -> None:
+def append(
+    arena: Bytes, grid: Grid, source: Matrix, first_token: int, cache: Cache, low: int, high: int,
+    vector: int,
+) -> None:  # fmt: skip
+    """Write tokens ``low`` to ``high - 1`` of a matrix of keys, values or latents to their slots.
+
+    Parameters
+    ----------
+    arena, grid, source, first_token
+        Memories, the region, the matrix, and the token that its first row is.
+    cache, low, high
+        Where the vectors go, and of which tokens.
+    vector
+        Index of the first vector that a row is cut into.
+    """
+    one = np.empty(cache.width, np.float32)
+    for token in range(low, high):
+        for part in range(source.bounds[-1] // cache.width):
+            load_span(one, arena, grid, source, token - first_token, part * cache.width)
+            _write(arena, cache, token, vector + part, one)
+
+
+@kernel()
+def write_cache(arena: Bytes, cache: Cache, values: Float32) -> None:
+    """Write the KV of a request's first tokens (token, vectors x width) from outside."""
+    for token in range(values.shape[0]):
+        for index in range(cache.core.shape[1]):
+            first = index * cache.width
+            _write(arena, cache, token, index, values[token, first : first + cache.width])
+
+
+@kernel()
+def read_cache(values: Float32, arena: Bytes, cache: Cache, now: int, fault: Int64) -> None:
     """Read all KV of a request's layer (token, vectors x width); ``fault`` as in ``ring_pass``."""
     for token in range(values.shape[0]):
         for index in range(cache.core.shape[1]):
             first = index * cache.width
-            _read(values[token, first : first + cache.width], arena, cache, token, index, now, fault)
+            _read(
+                values[token, first : first + cache.width], arena, cache, token, index, now, fault
+            )
 
 
 @kernel()

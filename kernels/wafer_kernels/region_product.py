@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from wafer_kernels._jit import kernel, parallel_kernel, prange
+from wafer_kernels._jit import kernel
 from wafer_kernels.numeric import Float32, Int64, add_bias, product_add
 from wafer_kernels.region import (
     Bytes,
     Grid,
     Matrix,
-    copy_span,
+    copy_block,
+    copy_rows,
     load,
     load_span,
     part_start,
@@ -35,7 +36,7 @@ def _slice(rows: int, columns: int, row: int, column: int, step: int) -> int:
     return (column * rows // columns + row + step) % rows
 
 
-@parallel_kernel()
+@kernel()
 def compute_shift(
     arena: Bytes,
     grid: Grid,
@@ -48,6 +49,8 @@ def compute_shift(
     shares: Float32,
     arriving_a: Int64,
     arriving_b: Int64,
+    first_core: int,
+    last_core: int,
 ) -> None:
     """Multiply rows of A by B in ``max(R, C)`` steps, each on one slice of the inner index.
 
@@ -70,10 +73,12 @@ def compute_shift(
         Factor of each product (m,), which is then added to the target; empty: it replaces it.
     arriving_a, arriving_b
         Address of each core's buffers (core,) [byte].
+    first_core, last_core
+        Cores that work, in logical order, the last one not among them.
     """
     rows, columns = grid.row_place.size, grid.column_place.size
     slices, inner = max(rows, columns), b.line.size
-    for core in prange(rows * columns):
+    for core in range(first_core, last_core):
         i, j = core // columns, core % columns
         low, high = part_start(a_rows.size, rows, i), part_start(a_rows.size, rows, i + 1)
         first, width = b.bounds[j], b.bounds[j + 1] - b.bounds[j]
@@ -83,23 +88,18 @@ def compute_shift(
         local = line * columns + grid.column_place[j]
         here, memory = grid.first_core + local, arena[grid.first_core + local]
         sums = np.zeros((high - low, width), np.float32)
+        left = np.empty((high - low) * -(-inner // slices), np.float32)
+        right = np.empty(-(-inner // slices) * width, np.float32)
         for step in range(slices):
             s = _slice(rows, columns, i, j, step)
             k = part_start(inner, slices, s)
             depth = part_start(inner, slices, s + 1) - k
-            a_bytes = depth * (4 if a.kind == 0 else 2)
-            b_bytes = width * (4 if b.kind == 0 else 2)
-            for r in range(high - low):
-                to = arriving_a[local] + r * a_bytes
-                copy_span(arena, here, to, grid, a, a_rows[low + r], k, depth)
-            for r in range(depth):
-                to = arriving_b[local] + r * b_bytes
-                copy_span(arena, here, to, grid, b, k + r, first, width)
-            left = np.empty((high - low, depth), np.float32)
-            right = np.empty((depth, width), np.float32)
-            load(left.reshape(-1), memory, arriving_a[local], a.kind)
-            load(right.reshape(-1), memory, arriving_b[local], b.kind)
-            product_add(sums, left, right)
+            copy_rows(arena, here, arriving_a[local], grid, a, a_rows[low:high], k, depth)
+            copy_block(arena, here, arriving_b[local], grid, b, k, depth, j)
+            a_slice, b_slice = left[: (high - low) * depth], right[: depth * width]
+            load(a_slice, memory, arriving_a[local], a.kind)
+            load(b_slice, memory, arriving_b[local], b.kind)
+            product_add(sums, a_slice.reshape(high - low, depth), b_slice.reshape(depth, width))
         if bias.line.size > 0:
             offset = np.empty(width, np.float32)
             load_span(offset, arena, grid, bias, line, first)
@@ -113,7 +113,7 @@ def compute_shift(
             store_span(arena, grid, c, c_rows[low + r], first, sums[r])
 
 
-@parallel_kernel()
+@kernel()
 def row_vectors(
     products: Float32,
     arena: Bytes,
@@ -122,6 +122,8 @@ def row_vectors(
     a_rows: Int64,
     b: Matrix,
     bias: Matrix,
+    first_column: int,
+    last_column: int,
 ) -> None:
     """Multiply rows of A, one after another, by weights that stay where they are.
 
@@ -134,9 +136,11 @@ def row_vectors(
         Result (m, n), as it leaves the last row of cores.
     arena, grid, a, a_rows, b, bias
         As in ``compute_shift``.
+    first_column, last_column
+        Columns of cores that work, in logical order, the last one not among them.
     """
-    rows, columns, inner = grid.row_place.size, grid.column_place.size, b.line.size
-    for j in prange(columns):
+    rows, inner = grid.row_place.size, b.line.size
+    for j in range(first_column, last_column):
         first, width = b.bounds[j], b.bounds[j + 1] - b.bounds[j]
         if width == 0:
             continue

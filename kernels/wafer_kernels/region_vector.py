@@ -10,14 +10,14 @@ from __future__ import annotations
 import numpy as np
 
 from wafer_kernels import numeric
-from wafer_kernels._jit import parallel_kernel, prange
+from wafer_kernels._jit import kernel
 from wafer_kernels.numeric import Float32, rms_scale, rotate_halves, rotate_pairs, square_sums_add
 from wafer_kernels.region import Bytes, Grid, Matrix, load_span, store_span
 
 __all__ = ["add", "gate", "norm", "rotate"]
 
 
-@parallel_kernel()
+@kernel()
 def norm(
     arena: Bytes,
     grid: Grid,
@@ -34,7 +34,7 @@ def norm(
     every line of cores.
     """
     columns = source.bounds[-1]
-    for row in prange(target.line.size):
+    for row in range(target.line.size):
         values = np.empty(columns, np.float32)
         scale = np.empty(width, np.float32)
         load_span(values, arena, grid, source, row, 0)
@@ -48,7 +48,7 @@ def norm(
         store_span(arena, grid, target, row, 0, values)
 
 
-@parallel_kernel()
+@kernel()
 def rotate(
     arena: Bytes,
     grid: Grid,
@@ -61,7 +61,7 @@ def rotate(
     """Turn the last ``2 * cosine.shape[1]`` columns of every head, in place (row, plane)."""
     columns = target.bounds[-1]
     width, stride = 2 * cosine.shape[1], columns // heads
-    for row in prange(target.line.size):
+    for row in range(target.line.size):
         values = np.empty(columns, np.float32)
         load_span(values, arena, grid, target, row, 0)
         turned = values.reshape(1, heads, stride)[:, :, stride - width :]
@@ -72,13 +72,13 @@ def rotate(
         store_span(arena, grid, target, row, 0, values)
 
 
-@parallel_kernel()
+@kernel()
 def gate(
     arena: Bytes, grid: Grid, gated: Matrix, up: Matrix, target: Matrix, activation: int
 ) -> None:
     """Multiply by the activated gate, ``target = f(gated) * up``."""
     columns = target.bounds[-1]
-    for row in prange(target.line.size):
+    for row in range(target.line.size):
         left, right = np.empty((1, columns), np.float32), np.empty((1, columns), np.float32)
         load_span(left[0], arena, grid, gated, row, 0)
         load_span(right[0], arena, grid, up, row, 0)
@@ -86,11 +86,11 @@ def gate(
         store_span(arena, grid, target, row, 0, left[0])
 
 
-@parallel_kernel()
+@kernel()
 def add(arena: Bytes, grid: Grid, source: Matrix, target: Matrix) -> None:
     """Add a matrix to another of its shape, ``target += source``."""
     columns = target.bounds[-1]
-    for row in prange(target.line.size):
+    for row in range(target.line.size):
         total, term = np.empty((1, columns), np.float32), np.empty((1, columns), np.float32)
         load_span(total[0], arena, grid, target, row, 0)
         load_span(term[0], arena, grid, source, row, 0)

@@ -194,7 +194,7 @@ def test_a_model_that_is_too_large_names_core_need_and_remedy(capsys: Capture) -
 
 
 def test_the_reference_does_not_fit_but_another_does(capsys: Capture, job: list[str]) -> None:
-    limits = ["--policies", "uniform,mbkr", "--chunks", "4", "--kv-budget", "5000"]
+    limits = ["--policies", "uniform,mbkr", "--chunks", "4", "--kv-budget", "65536"]
     rows = result(capsys, "max-length", *job, *limits)["rows"]
     longer = str(rows[1]["max_tokens"])
     assert int(longer) > rows[0]["max_tokens"]

@@ -63,6 +63,7 @@ def a_summary(
             "kv_dtype": "bfloat16",
             "kv_budget_bytes": None,
             "embedding": "host",
+            "attention": "ring",
             "placement": "serpentine",
             "causal_skip": True,
             "page_tokens": 16,

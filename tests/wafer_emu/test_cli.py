@@ -54,6 +54,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         return SimpleNamespace(summary=a_summary(policy))
 
     monkeypatch.setattr(EMULATOR, "emulate", run)
+    monkeypatch.setattr("wafer_emu.whole_wafer.emulate", run)
     return seen
 
 
@@ -211,13 +212,16 @@ def rows_of(rows: Sequence[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> 
     return seen
 
 
+@pytest.mark.usefixtures("asked")
 def test_compare_succeeds_if_one_policy_ran(
     capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     rows = [a_row("gpipe", 1.0), a_refusal("terapipe")]
     seen = rows_of(rows, monkeypatch)
     words = ["compare", *JOB, "--tokens", "8", "--policies", "gpipe, terapipe"]
-    assert parsed(capsys, *words, "-o", str(tmp_path))["result"] == {"rows": rows}
+    found = parsed(capsys, *words, "-o", str(tmp_path))["result"]
+    assert found["rows"] == rows
+    assert found["whole_wafer"]["policy"] == "layerwise"
     assert seen["policies"] == ("gpipe", "terapipe")
     assert seen["record"]("terapipe") == tmp_path / "terapipe.h5"
     assert main(words) == 0
@@ -232,6 +236,43 @@ def test_compare_fails_if_none_ran(capsys: Capture, monkeypatch: pytest.MonkeyPa
     assert found["result"] == {"rows": rows}
     assert found["error"]["kind"] == "CapacityError"
     assert "gpipe: stage 7 does not fit" in refused(capsys, *words, code=1)
+
+
+@pytest.mark.usefixtures("asked")
+def test_demo_compares_then_takes_a_prompt_between_terapipe_and_mocap(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    longest = {"terapipe": 50_000, "mocap": 60_000}
+    asked_for: list[tuple[int, tuple[str, ...], bool]] = []
+
+    def compare(*subject: Any, record: Any = None, **_: Any) -> list[dict[str, Any]]:
+        tokens = subject[2].requests[0].tokens
+        asked_for.append((tokens, tuple(subject[3]), record is not None))
+        fits = [name for name in subject[3] if tokens <= longest.get(name, tokens)]
+        return [a_row(name, 1.0) if name in fits else a_refusal(name) for name in subject[3]]
+
+    def max_length(*subject: Any, **_: Any) -> list[dict[str, Any]]:
+        limit = {"stage": 1, "tier": "sram", "short_bytes": 4}
+        common = {"ratio": 1.0, "limiting": limit}
+        return [{"policy": k, "max_tokens": longest.get(k, 9), **common} for k in subject[2]]
+
+    monkeypatch.setattr(EMULATOR, "compare", compare)
+    monkeypatch.setattr(EMULATOR, "max_length", max_length)
+    folder = tmp_path / "new" / "runs"
+    found = parsed(capsys, "demo", "-o", str(folder))["result"]
+    policies = ("gpipe", "uniform", "terapipe", "lbcp", "mbkr", "mocap")
+    tokens = 55_000 // 256 * 256
+    assert asked_for == [(32_768, policies, True), (tokens, ("terapipe", "mbkr", "mocap"), False)]
+    assert found["long_prompt"]["tokens"] == tokens
+    assert found["files"] == {name: str(folder / f"{name}.h5") for name in policies}
+    assert main(["demo", "-o", str(folder)]) == 0
+    text = capsys.readouterr().out
+    assert "A prompt that terapipe cannot hold: 54,784 tokens" in text
+    assert "terapipe refuses" in text
+    longest["mocap"] = 50_000
+    assert parsed(capsys, "demo", "-o", str(folder))["result"]["long_prompt"]["tokens"] is None
+    assert main(["demo", "-o", str(folder)]) == 0
+    assert "No prompt fits under mocap" in capsys.readouterr().out
 
 
 def test_max_length_says_which_options_it_does_not_use(

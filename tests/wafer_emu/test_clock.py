@@ -257,10 +257,11 @@ def test_latents_so_far_are_expanded_for_every_chunk() -> None:
     assert clock.operation(operation) > clock.product(58, 8, 44)
 
 
-def test_the_head_is_a_norm_and_a_product() -> None:
+def test_the_epilogue_is_a_norm_and_a_product_of_the_last_row() -> None:
     clock = clock_of(TINY, Model.from_hf(LLAMA), 2, 2)
-    expected = clock.vector(1, 24, NORM_OPERATIONS) + clock.product(1, 24, 50)
-    assert clock.head(1) == expected
+    stream, hidden = Tensor("stream", 6, 24), Tensor("hidden", 6, 24)
+    norm = clock.operation(Norm(stream, hidden, "model.norm.weight", 24))
+    assert clock.epilogue(6) == norm + clock.product(1, 24, 50)
 
 
 def test_embedding_rows_come_from_the_host_or_over_the_columns() -> None:

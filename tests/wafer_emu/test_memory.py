@@ -86,7 +86,7 @@ def test_every_core_holds_what_a_loop_over_tensors_finds(
             for operations in programs:
                 attention = next(each for each in operations if isinstance(each, Attention))
                 tiling = clock.tiling(attention)
-                block = max(size for size, _ in tiling.query_blocks(region.rows, attention.chunk))
+                block = tiling.held_queries(region.rows, attention.chunk)
                 sizes = {
                     "rows": region.rows,
                     "columns": region.columns,

@@ -1,0 +1,403 @@
+"""The second interpreter: a plan's tile programs on real numbers, in the engine's order of events.
+
+Every tensor lies in the emulated memories of cores, at addresses that the ledger's rules give. What
+leaves a stage is in flight until the next stage has room for it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from wafer_emu.arena import Arena, storage_kind
+from wafer_emu.dense import forward
+from wafer_emu.kv_cache import KvCache, Part, refuse_fault
+from wafer_emu.layout import element_bytes
+from wafer_emu.memory import kv_quanta_per_token, kv_quantum_bytes
+from wafer_emu.placement import Stage
+from wafer_emu.plan import Plan
+from wafer_emu.program import Norm, Product, Task, layer_operations, lower
+from wafer_emu.replay import END, START
+from wafer_emu.replay import _events as events
+from wafer_emu.stage_numbers import Job, StageNumbers
+from wafer_kernels import pipeline, sram
+from wafer_kernels.errors import KernelError, UsageError
+from wafer_kernels.region import Matrix
+from wafer_kernels.region_attention import read_cache, write_cache
+
+__all__ = ["LogitsOf", "Numbers", "Values", "compute"]
+
+Float32 = npt.NDArray[np.float32]
+Int64 = npt.NDArray[np.int64]
+LogitsOf = Literal["last", "all"]
+
+
+@dataclass
+class Values:
+    """What one request came to.
+
+    Attributes
+    ----------
+    logits
+        Of the last token (1, vocabulary), or of all computed tokens (tokens, vocabulary).
+    hidden
+        States after the final norm, of the same tokens (tokens, hidden).
+    kv
+        What each layer kept of every token, prefix included: keys, then values, head by head, or
+        latents (tokens, elements).
+    """
+
+    logits: Float32
+    hidden: Float32
+    kv: list[Float32]
+
+
+@dataclass
+class Numbers:
+    """Values of all requests, and what the run did to the memories.
+
+    Attributes
+    ----------
+    values
+        Of each request.
+    expert_tokens
+        Tokens that each expert of a layer got, by layer (expert,).
+    peak_bytes
+        Most bytes that each core of each stage ever held (core,).
+    activation_bytes
+        Most bytes of live activations on each core of each stage (core,).
+    compactions
+        How often live activations had to be moved together for lack of an undivided gap.
+    """
+
+    values: list[Values]
+    expert_tokens: dict[int, Int64]
+    peak_bytes: list[Int64]
+    activation_bytes: list[Int64]
+    compactions: int
+
+
+def compute(
+    plan: Plan,
+    schedule: pipeline.Schedule,
+    weights: Mapping[str, Float32],
+    token_ids: Sequence[Sequence[int]],
+    prefix_kv: Sequence[Sequence[Float32]] | None = None,
+    logits: LogitsOf = "last",
+) -> Numbers:
+    """Carry out a plan on real numbers.
+
+    Parameters
+    ----------
+    plan, schedule
+        What was planned, and when its tasks ran.
+    weights
+        Tensors (out, in) under the names of Hugging Face checkpoints.
+    token_ids
+        Of each request, its whole prompt.
+    prefix_kv
+        KV of each request's resident prefix, as ``Values.kv`` of an earlier run has it; None: it
+        comes from the dense reference.
+    logits
+        Of the last token, or of all.
+
+    Raises
+    ------
+    UsageError
+        If the plan keeps something outside SRAM, or the tokens do not go with the workload.
+    KernelError
+        If a tensor is read where it is not: names core, block and cycle.
+    """
+    return _Walk(plan, schedule, weights, token_ids, prefix_kv, logits == "all").run()
+
+
+@dataclass
+class _Request:
+    """A request on its way: results so far."""
+
+    tokens: Int64
+    prefix_kv: Sequence[Float32]
+    logits: list[Float32] = field(default_factory=list)
+    hidden: list[Float32] = field(default_factory=list)
+    kv: dict[int, Float32] = field(default_factory=dict)
+
+    @property
+    def prefix(self) -> int:
+        """Tokens whose KV is resident."""
+        return len(self.prefix_kv[0]) if self.prefix_kv else 0
+
+    def values(self) -> Values:
+        """Results of all chunks together."""
+        return Values(
+            np.concatenate(self.logits),
+            np.concatenate(self.hidden),
+            [self.kv[layer] for layer in sorted(self.kv)],
+        )
+
+
+class _Walk:
+    """The state of a run: memories, KV, and what is in flight between stages."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        schedule: pipeline.Schedule,
+        weights: Mapping[str, Float32],
+        token_ids: Sequence[Sequence[int]],
+        prefix_kv: Sequence[Sequence[Float32]] | None,
+        all_logits: bool,
+    ) -> None:
+        deployment = plan.deployment
+        self.plan, self.schedule, self.all_logits = plan, schedule, all_logits
+        self.model, self.weights = deployment.model, weights
+        _require_sram(plan)
+        self.requests = _requests(plan, weights, token_ids, prefix_kv)
+        self.kv_kind = storage_kind(deployment.clocks[0].kv_dtype)
+        regions = [stage.region for stage in deployment.stages]
+        quantum = kv_quantum_bytes(deployment.clocks[0])
+        self.arena = Arena(regions, deployment.wafer.core.sram_bytes, quantum)
+        self.stages = [
+            StageNumbers(self.arena, stage, clock, memory, weights, list(self._names(stage)))
+            for stage, clock, memory in zip(
+                deployment.stages, deployment.clocks, plan.memories, strict=True
+            )
+        ]
+        self.kv: list[dict[int, KvCache]] = [{} for _ in regions]
+        self.current = [0] * len(regions)
+        self.streams: list[Matrix | None] = [None] * len(regions)
+        self.flights: list[deque[tuple[int, Float32]]] = [deque() for _ in regions]
+        self.waiting: list[int | None] = [None] * len(regions)  # task in the hand-off buffer
+
+    def _names(self, stage: Stage) -> Iterator[str]:
+        """Weights that live on a stage."""
+        deployment, model = self.plan.deployment, self.model
+        for layer in range(stage.first_layer, stage.first_layer + stage.layers):
+            for name in model.layer_weight_shapes(layer):
+                yield f"model.layers.{layer}.{name}"
+        embedding = "model.embed_tokens.weight"
+        if deployment.holds_embedding(stage):
+            yield embedding
+        if deployment.holds_head(stage):
+            yield "model.norm.weight"
+            if not (model.head_name == embedding and deployment.holds_embedding(stage)):
+                yield model.head_name
+
+    def run(self) -> Numbers:
+        """Meet the events in the order in which the engine met them."""
+        for cycle, kind, stage, task in events(self.schedule):
+            if kind == START:
+                self._start(stage, task, cycle)
+            elif kind == END:
+                self._end(stage, task, cycle)
+        counts: dict[int, Int64] = {}
+        for each in self.stages:
+            counts |= each.expert_tokens
+        bounds = self.arena.first_core
+        order = [request.index for request in self.plan.requests]
+        answers = dict(zip(order, (each.values() for each in self.requests), strict=True))
+        return Numbers(
+            [answers[index] for index in sorted(answers)],
+            counts,
+            [self.arena.peak[a:b] for a, b in zip(bounds[:-1], bounds[1:], strict=True)],
+            [each.area.high_water for each in self.stages],
+            sum(each.area.compactions for each in self.stages),
+        )
+
+    # -- tasks ----------------------------------------------------------------------------------
+    def _start(self, stage: int, task: int, cycle: int) -> None:
+        plan, here = self.plan, self.stages[stage]
+        chunk, prefix = int(plan.tokens[task]), int(plan.prefix[task])
+        load = plan.memories[stage].load(chunk)
+        here.area.reserve(load.dealing.expand(load.activations).ravel(), cycle)
+        stream = here.stream(chunk, plan.deployment.tile_tokens, cycle)
+        here.write(stream, self._input(stage, task, cycle))
+        self.streams[stage] = stream
+        parts = self._place_kv(stage, task, cycle)
+        index = int(plan.request[task])
+        kv, request = self.kv[stage][index], self.requests[index]
+        placed = plan.deployment.stages[stage]
+        for kept in range(placed.layers):
+            layer = placed.first_layer + kept
+            if plan.chunk[task] == 0 and request.prefix:
+                write_cache(self.arena.bytes, kv.layer(layer, kept), request.prefix_kv[layer])
+            for tile, before in plan.deployment.tiles(chunk):
+                rows = slice(before, before + tile)
+                piece = stream._replace(line=stream.line[rows], place=stream.place[rows])
+                job = Job(index, layer, cycle, piece, kv, kept, parts)
+                skip = plan.deployment.options.causal_skip
+                here.run(layer_operations(self.model, layer, tile, prefix + before, skip), job)
+                if kept == placed.layers - 1 and plan.deployment.holds_head(placed):
+                    ends = before + tile == chunk and bool(plan.tasks.last[task])
+                    self._answer(here, job, tile, prefix + before, ends)
+            if plan.tasks.last[task]:
+                self._keep_kv(stage, task, layer, kept, cycle)
+        for part in parts:
+            kv.arrived[part.first : part.first + part.tokens] = self.schedule.end[stage, task]
+
+    def _end(self, stage: int, task: int, cycle: int) -> None:
+        here, stream = self.stages[stage], self.streams[stage]
+        assert stream is not None
+        if stage + 1 < len(self.stages):
+            self.flights[stage + 1].append((task, here.read(stream)))
+            self._land(stage + 1)
+        here.area.release()
+        self.streams[stage] = None
+        self.current[stage] += 1
+        if self.plan.tasks.last[task]:
+            self.kv[stage].pop(int(self.plan.request[task])).free()
+
+    def _input(self, stage: int, task: int, cycle: int) -> Float32:
+        """Residual stream of a task as it arrived at the stage (token, hidden)."""
+        plan = self.plan
+        if self.schedule.input_ready[stage, task] > cycle:
+            raise KernelError(
+                f"stage {stage} starts chunk {plan.chunk[task]} of request {plan.request[task]} at "
+                f"cycle {cycle:,}, before its input arrives at cycle "
+                f"{self.schedule.input_ready[stage, task]:,}",
+                stage=stage,
+                cycle=cycle,
+            )
+        if stage == 0:
+            request = self.requests[int(plan.request[task])]
+            first = int(plan.prefix[task])
+            tokens = request.tokens[first : first + int(plan.tokens[task])]
+            if plan.deployment.holds_embedding(plan.deployment.stages[0]):
+                return self.stages[0].look_up(tokens, "model.embed_tokens.weight")
+            return self.weights["model.embed_tokens.weight"][tokens]
+        here = self.stages[stage]
+        if self.waiting[stage] is None:
+            arrived, values = self.flights[stage].popleft()
+        else:
+            arrived = self.waiting[stage]
+            values = here.read(here.handoff(int(plan.tokens[arrived])))
+            self.waiting[stage] = None
+            self._land(stage)
+        if arrived != task:
+            raise KernelError(f"stage {stage} got task {arrived} where task {task} was due")
+        return values
+
+    def _land(self, stage: int) -> None:
+        """Let what is in flight into the stage's hand-off buffer, if there is one and it is free."""
+        here = self.stages[stage]
+        if self.flights[stage] and self.waiting[stage] is None and here.memory.handoff_tokens:
+            self.waiting[stage], values = self.flights[stage].popleft()
+            here.write(here.handoff(len(values)), values)
+
+    def _answer(self, here: StageNumbers, job: Job, tile: int, prefix: int, ends: bool) -> None:
+        """Final norm and head, of every token or of the last one."""
+        request = self.requests[job.request]
+        if not (ends or self.all_logits):
+            return
+        task = Task(0, 1, tile, prefix, last_chunk=True, all_logits=self.all_logits)
+        norm, head = lower(self.model, task).epilogue
+        assert isinstance(norm, Norm)
+        assert isinstance(head, Product)
+        hidden, logits = here.answer(norm, head, job)
+        request.hidden.append(hidden)
+        request.logits.append(logits)
+
+    # -- KV -------------------------------------------------------------------------------------
+    def _place_kv(self, stage: int, task: int, cycle: int) -> list[Part]:
+        """Give a task's KV its slots at home and on its hosts; a resident prefix comes first."""
+        plan, tasks = self.plan, self.plan.tasks
+        index, clock = int(plan.request[task]), plan.deployment.clocks[stage]
+        request = self.requests[index]
+        if index not in self.kv[stage]:
+            layers = plan.deployment.stages[stage].layers
+            kept = 1 if plan.policy.kv_lifetime == "layer" else layers
+            width = kv_quantum_bytes(clock) // element_bytes(self.kv_kind)
+            shape = (kept, request.tokens.size, kv_quanta_per_token(clock))
+            self.kv[stage][index] = KvCache(self.arena, self.kv_kind, width, index, shape)
+        kv = self.kv[stage][index]
+        first = int(plan.prefix[task]) - (request.prefix if plan.chunk[task] == 0 else 0)
+        parts = []
+        for number in range(tasks.host.shape[1]):
+            tokens = int(tasks.need[stage, number, task]) // kv.quanta_per_token
+            if tokens == 0:
+                continue
+            host = int(tasks.host[stage, number])
+            part = Part(host, first, tokens)
+            kv.place(part, self._spread(host, tokens * kv.quanta_per_token), self._floor(host))
+            kv.arrived[first : first + tokens] = cycle
+            parts.append(part)
+            first += tokens
+        return parts
+
+    def _spread(self, host: int, quanta: int) -> Int64:
+        """Bytes that each core of a host takes: the emptiest first, as in the ledger (core,)."""
+        plan = self.plan
+        room = plan.memories[host].kv_room(int(plan.largest_chunks[self.current[host]]))
+        room = room - self.arena.kv_bytes(host)
+        taken = np.zeros_like(room)
+        if sram.spread(room, self.arena.quantum_bytes, quanta, taken) != sram.FITS:
+            raise KernelError(f"stage {host} has no room for {quanta:,} KV quanta")
+        return taken
+
+    def _floor(self, host: int) -> Int64:
+        return self.stages[host].area.floor
+
+    def _keep_kv(self, stage: int, task: int, layer: int, kept: int, cycle: int) -> None:
+        """Read a layer's KV back from wherever it lies."""
+        index = int(self.plan.request[task])
+        kv = self.kv[stage][index]
+        cache = kv.layer(layer, kept)
+        values = np.empty((kv.core.shape[1], kv.core.shape[2] * cache.width), np.float32)
+        fault = np.zeros(4, np.int64)
+        read_cache(values, self.arena.bytes, cache, cycle, fault)
+        refuse_fault(self.arena, fault, index, layer, cycle)
+        self.requests[index].kv[layer] = values
+
+
+def _require_sram(plan: Plan) -> None:
+    """UsageError if the plan keeps weights or KV outside SRAM, or counts no memory at all."""
+    tiers = plan.deployment.tiers
+    if plan.deployment.options.kv_budget is not None or "dram" in (tiers.weights, tiers.kv):
+        raise UsageError(
+            "numbers hold every tensor in SRAM: leave --kv-budget out, and give --weights-tier sram "
+            "--kv-tier sram on a wafer with die memory"
+        )
+    if plan.deployment.wafer.attention != "ring":
+        raise UsageError(
+            "numbers let key tiles travel around the rows of cores: set --set wafer.attention=ring"
+        )
+
+
+def _requests(
+    plan: Plan,
+    weights: Mapping[str, Float32],
+    token_ids: Sequence[Sequence[int]],
+    prefix_kv: Sequence[Sequence[Float32]] | None,
+) -> list[_Request]:
+    """Tokens and prefixes in the order of service.
+
+    Raises
+    ------
+    UsageError
+        If there are too few or too many, or a token is none of the vocabulary.
+    """
+    model, result = plan.deployment.model, []
+    if len(token_ids) and np.ndim(token_ids[0]) == 0:
+        token_ids = [token_ids]  # type: ignore[list-item]
+    if len(token_ids) != len(plan.requests):
+        raise UsageError(f"token_ids of {len(token_ids)} requests, there are {len(plan.requests)}")
+    for request in plan.requests:
+        tokens = np.asarray(token_ids[request.index], np.int64)
+        if tokens.size != request.tokens or tokens.min() < 0 or tokens.max() >= model.vocab_size:
+            raise UsageError(
+                f"request {request.index} has {request.tokens} tokens from 0 to "
+                f"{model.vocab_size - 1}, its token_ids are {tokens.size} from {tokens.min()} to "
+                f"{tokens.max()}"
+            )
+        resident: Sequence[Float32] = ()
+        if request.prefix_tokens and prefix_kv is None:
+            resident = forward(model, weights, tokens[: request.prefix_tokens]).kv
+        elif request.prefix_tokens and prefix_kv is not None:
+            resident = [layer[: request.prefix_tokens] for layer in prefix_kv[request.index]]
+        kept = [np.ascontiguousarray(layer, np.float32) for layer in resident]
+        result.append(_Request(tokens, kept))
+    return result

@@ -19,6 +19,7 @@ class Mocap(Reallocating):
     name = "mocap"
     summary = "chunks of equal time, moves counted; KV reallocated between stages"
     uses = frozenset({"chunks", "chunk_tokens"})
+    rivals = ("layerwise", "prefill-only", "uniform", "terapipe", "gpipe")
 
     reading: overhead.Reading = "a"
 

@@ -38,7 +38,7 @@ __all__ = [
 
 Cost = Callable[[int, int], Any]
 
-GRID_UNITS = 256  # TeraPipe's own resolution: 8-token steps over 2,048 tokens
+GRID_UNITS = 128  # half of TeraPipe's own resolution, refined around what it finds
 NEARBY = 5  # possible boundaries around each one found, when the grid is refined
 INTEGER_BITS = 40
 
@@ -106,7 +106,7 @@ def terapipe(
         asked for: in one call ``cost.table(chunks, prefixes)`` if the cost has it.
     step
         Distance of possible boundaries [tokens]; the last unit is shorter if need be. None lays
-        at most 256 steps, then solves again with steps halved around the boundaries found, down
+        at most 128 steps, then solves again with steps halved around the boundaries found, down
         to a page: never worse than the first solution, but no longer exact.
     max_chunks
         Most chunks; None for no bound.
@@ -258,23 +258,64 @@ def _solve(
     """Boundaries out of `edges` that TeraPipe's dynamic program picks, both ends included."""
     from wafer_kernels import partition as kernel
 
-    units = kernel.terapipe(_table(edges, cost, prefix_tokens), stages, max_chunks or 0)
-    return edges[np.cumsum([0, *units])]
+    units = len(edges) - 1
+    last = np.full(units, units)  # edge that a chunk from each edge may reach
+    if getattr(cost, "monotone", False):
+        last = _worth_asking(edges, stages, cost, max_chunks or units, prefix_tokens)
+    table = _table(edges, last, cost, prefix_tokens)
+    return edges[np.cumsum([0, *kernel.terapipe(table, stages, max_chunks or 0)])]
 
 
-def _table(edges: NDArray[np.int64], cost: Cost, prefix_tokens: int) -> NDArray[np.int64]:
-    """Times of all chunks between two edges, as ``t[chunk_units - 1, prefix_units]``."""
+def _worth_asking(
+    edges: NDArray[np.int64], stages: int, cost: Cost, chunks: int, prefix_tokens: int
+) -> NDArray[np.int64]:
+    """Last edge (start edge,) that a chunk of a least makespan may reach, for a monotone cost.
+
+    A makespan is at least ``stages t`` of any of its chunks, so a chunk that alone exceeds the
+    makespan of even chunks is out, and with it all longer ones from the same edge.
+    """
+    units = len(edges) - 1
+    even = np.linspace(0, units, min(chunks, units) + 1).round().astype(np.int64)
+    times = _asked(cost, np.diff(edges[even]), prefix_tokens + edges[even[:-1]])
+    bound = times.sum() + (stages - 1) * times.max()
+    start = np.arange(units)
+    low, high = start + 1, np.full(units, units)
+    while np.any(low < high):
+        middle = (low + high + 1) // 2
+        within = (
+            stages * _asked(cost, edges[middle] - edges[start], prefix_tokens + edges[start])
+            <= bound
+        )
+        low, high = np.where(within, middle, low), np.where(within, high, middle - 1)
+        high = np.maximum(low, high)
+    return low
+
+
+def _asked(
+    cost: Cost, chunks: NDArray[np.int64], prefixes: NDArray[np.int64]
+) -> NDArray[np.generic]:
+    """Times of chunks after prefixes, in one call if the cost has a table."""
+    if hasattr(cost, "table"):
+        return np.asarray(cost.table(chunks, prefixes))
+    pairs = zip(chunks.tolist(), prefixes.tolist(), strict=True)
+    return np.array([cost(chunk, prefix) for chunk, prefix in pairs])
+
+
+def _table(
+    edges: NDArray[np.int64], last: NDArray[np.int64], cost: Cost, prefix_tokens: int
+) -> NDArray[np.int64]:
+    """Times of chunks between two edges, as ``t[chunk_units - 1, prefix_units]``.
+
+    Chunks that go beyond their `last` edge take as long as all others together.
+    """
     units = len(edges) - 1
     start, end = np.triu_indices(units + 1, 1)
-    chunks, prefixes = edges[end] - edges[start], prefix_tokens + edges[start]
-    if hasattr(cost, "table"):
-        values = np.asarray(cost.table(chunks, prefixes))
-    else:
-        pairs = zip(chunks.tolist(), prefixes.tolist(), strict=True)
-        values = np.array([cost(chunk, prefix) for chunk, prefix in pairs])
+    asked = end <= last[start]
+    start, end = start[asked], end[asked]
+    values = _asked(cost, edges[end] - edges[start], prefix_tokens + edges[start])
     if not np.issubdtype(values.dtype, np.integer):
         values = np.rint(values * (2**INTEGER_BITS / (values.max() or 1.0)))
-    table = np.zeros((units, units), np.int64)
+    table = np.full((units, units), int(values.max()) * units + 1, np.int64)
     table[end - start - 1, start] = values
     return table
 

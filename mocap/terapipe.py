@@ -16,7 +16,7 @@ class Terapipe(Policy):
     """Chunks that minimise ``sum t + (stages - 1) max t``.
 
     `max_chunks` bounds their number: None takes the number wanted by the user, 0 is no bound.
-    `step_tokens` is the grid of the boundaries: None lays at most 256 steps over the request and
+    `step_tokens` is the grid of the boundaries: None lays at most 128 steps over the request and
     then refines them down to a page.
     """
 

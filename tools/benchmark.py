@@ -60,7 +60,7 @@ def table_entries_per_second(wafer: Wafer) -> float:
 
     def table() -> None:
         policy = mocap.policy.get("terapipe")
-        deployment = deploy(wafer, model, options, policy, Tiers(), 0, Request(0, TOKENS))
+        deployment = deploy(wafer, model, options, policy, Tiers(), 0, Request(0, TOKENS), {})
         deployment.slowest_cost().table(sizes, before)
 
     return sizes.size / median_seconds(table)

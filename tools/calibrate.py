@@ -91,11 +91,11 @@ def fit(linear: Linear, measured: Float64, chosen: npt.NDArray[np.bool_], issue:
     matrix = linear.gradient[chosen] / measured[chosen, np.newaxis]
     target = 1 - linear.base[chosen] / measured[chosen]
     if issue:
-        found = np.linalg.lstsq(matrix, target)[0]
-        if found.min() >= 0:
-            return np.asarray(found)
-    step: Float64 = np.linalg.lstsq(matrix[:, :1], target)[0]
-    return np.append(step, 0.0)
+        both = np.linalg.lstsq(matrix, target)[0]
+        if both.min() >= 0:
+            return both.astype(np.float64)
+    step = np.linalg.lstsq(matrix[:, :1], target)[0]
+    return np.array([step[0], 0.0])
 
 
 def errors(linear: Linear, measured: Float64, constants: Float64) -> Float64:

@@ -19,7 +19,7 @@ from wafer_kernels.errors import (
 )
 
 if TYPE_CHECKING:
-    from wafer_emu.emulate import Run, compare, emulate, max_length
+    from wafer_emu.emulation import Run, compare, emulate, max_length
     from wafer_emu.model import Model
     from wafer_emu.options import Options
     from wafer_emu.state import open_run
@@ -48,12 +48,12 @@ __all__ = [
 _HOMES = {
     "Model": "model",
     "Options": "options",
-    "Run": "emulate",
+    "Run": "emulation",
     "Wafer": "wafer",
     "Workload": "workload",
-    "compare": "emulate",
-    "emulate": "emulate",
-    "max_length": "emulate",
+    "compare": "emulation",
+    "emulate": "emulation",
+    "max_length": "emulation",
     "open_run": "state",
 }
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from wafer_emu.placement import Region
 from wafer_kernels.errors import ConfigError, KernelError, UsageError
 from wafer_kernels.region import Kind, fill
-from wafer_kernels.region_attention import erase
+from wafer_kernels.region_cache import erase
 
 __all__ = ["Area", "Arena", "storage_kind"]
 
@@ -252,8 +252,8 @@ class Area:
             if shared.any():
                 core = int(np.argmax(shared))
                 raise KernelError(
-                    f"{self.arena.label(self.first_core + core)} at cycle {cycle:,}: {name} at byte "
-                    f"{block.address[core]:,} lies on {other}, which is live at byte "
+                    f"{self.arena.label(self.first_core + core)} at cycle {cycle:,}: {name} at "
+                    f"byte {block.address[core]:,} lies on {other}, which is live at byte "
                     f"{held.address[core]:,} to {held.end[core]:,}",
                     core=self.first_core + core,
                     block=name,

@@ -1,4 +1,4 @@
-"""Plans on real numbers against the dense reference: is the answer the one of the model?"""
+"""Plans on real numbers, against the dense reference: whether the answer is the model's."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy.typing as npt
 import mocap.policy
 from mocap.policy import Policy
 from wafer_emu.dense import Dense, forward
-from wafer_emu.emulate import Run, emulate
+from wafer_emu.emulation import Run, emulate
 from wafer_emu.model import Model
 from wafer_emu.options import Options
 from wafer_emu.wafer import Wafer
@@ -70,8 +70,8 @@ def check(
     ------
     dict
         One row a policy: ``policy``, ``max_absolute_error``, ``max_relative_error`` (over the
-        largest logit), ``argmax_equal``, ``reallocated_bytes``, ``passed``, ``tolerance``; ``error``
-        where it does not fit.
+        largest logit), ``argmax_equal``, ``reallocated_bytes``, ``passed``, ``tolerance``; where it
+        does not fit ``policy``, ``passed`` and ``error``.
 
     Raises
     ------

@@ -45,7 +45,7 @@ def demo(
     require_writable(folder / f"{POLICIES[0]}.h5")
     ui.progress("starting", 0.0)
 
-    from wafer_emu.emulate import compare, max_length
+    from wafer_emu.emulation import compare, max_length
     from wafer_emu.model import Model
     from wafer_emu.options import Options
     from wafer_emu.wafer import Wafer

@@ -10,11 +10,13 @@ from cyclopts import Group, Parameter
 from wafer_emu.cli_values import (
     Bytes,
     Count,
+    CountOrAuto,
     Dtype,
     File,
     Grid,
     Name,
     Natural,
+    Positive,
     Requests,
     Switch,
     Tier,
@@ -128,10 +130,12 @@ class Pipeline:
     ----------
     stages
         Pipeline stages. Default: the policy's own count, else 16, capped by layers and fabric.
+        auto: the best that a search with the emulator itself finds.
     region
         Cores of a stage, ROWSxCOLUMNS. Default: the fabric cut into near-equal regions.
     chunks
-        Chunks of a request; for terapipe an upper bound. Default: as many as stages.
+        Chunks of a request; for terapipe an upper bound. Default: as many as stages. auto: the
+        best that a search finds.
     chunk_tokens
         Size of a chunk, instead of --chunks.
     layers
@@ -140,15 +144,21 @@ class Pipeline:
         Order of the regions on the wafer.
     no_causal_skip
         Charge the masked half of attention too.
+    objective
+        What auto is for: least time to first token, or most requests per second.
+    search_seconds
+        Time after which auto tries no further plan [s].
     """
 
-    stages: Count | None = None
+    stages: CountOrAuto | None = None
     region: Grid | None = None
-    chunks: Count | None = None
+    chunks: CountOrAuto | None = None
     chunk_tokens: Count | None = None
     layers: Count | None = None
     placement: Literal["serpentine", "folded-ring"] = "serpentine"
     no_causal_skip: Switch = False
+    objective: Literal["latency", "throughput"] = "latency"
+    search_seconds: Positive = 10.0
 
 
 @_group("Memory", 4)

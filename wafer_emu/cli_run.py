@@ -48,7 +48,8 @@ def run(
     job.warn_beyond_positions(workload, ui)
     ui.progress(f"starting {policy}", 0.0)
 
-    from wafer_emu.emulate import emulate
+    from wafer_emu.emulation import emulate
+    from wafer_emu.pipeline_offer import pipeline_offer
     from wafer_emu.report import run_report
 
     done = emulate(
@@ -61,7 +62,9 @@ def run(
         frames=frames,
         progress=ui.progress,
     )
-    return Answer(done.summary, lambda: run_report(done.summary, job.wafer))
+    offer = pipeline_offer(job.wafer, job.model, workload, job.options, done.summary, ui.progress)
+    result = done.summary if offer is None else {**done.summary, "pipeline_offer": offer}
+    return Answer(result, lambda: run_report(done.summary, job.wafer, offer))
 
 
 def compare(
@@ -94,7 +97,7 @@ def compare(
     job.warn_beyond_positions(workload, ui)
     ui.progress(f"starting {policies[0]}", 0.0)
 
-    from wafer_emu.emulate import compare as emulate_each
+    from wafer_emu.emulation import compare as emulate_each
     from wafer_emu.report_compare import compare_report
     from wafer_emu.whole_wafer import whole_wafer
 
@@ -142,7 +145,7 @@ def max_length(
                 "--prefix-tokens")  # fmt: skip
     ui.progress(f"starting {policies[0]}", 0.0)
 
-    from wafer_emu.emulate import max_length as find_longest
+    from wafer_emu.emulation import max_length as find_longest
     from wafer_emu.report_compare import max_length_report
 
     rows = find_longest(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import tempfile
 from collections.abc import Callable, Sequence
@@ -15,12 +16,14 @@ from wafer_kernels.errors import FileError
 __all__ = [
     "Bytes",
     "Count",
+    "CountOrAuto",
     "Dtype",
     "File",
     "Grid",
     "Name",
     "Natural",
     "Policies",
+    "Positive",
     "Requests",
     "Switch",
     "Tier",
@@ -46,6 +49,24 @@ def _whole(least: int, most: int) -> Callable[[Any, Sequence[Token]], int]:
     return convert
 
 
+def _whole_or_auto(_: Any, tokens: Sequence[Token]) -> int | str:
+    """A whole number, or ``auto``."""
+    written = tokens[0].value
+    return written if written == "auto" else _whole(1, MOST)(_, tokens)
+
+
+def _above_zero(_: Any, tokens: Sequence[Token]) -> float:
+    """A finite number above zero."""
+    written = tokens[0].value
+    try:
+        value = float(written)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise ValueError(f"{written!r} is not a number above 0")
+    return value
+
+
 def _grid(_: Any, tokens: Sequence[Token]) -> tuple[int, int]:
     """Rows and columns of ``RxC``."""
     written = tokens[0].value
@@ -64,6 +85,10 @@ def _words(_: Any, tokens: Sequence[Token]) -> tuple[str, ...]:
 
 
 Count = Annotated[int, Parameter(converter=_whole(1, MOST), metavar="N")]
+CountOrAuto = Annotated[
+    int | Literal["auto"], Parameter(converter=_whole_or_auto, metavar="N|auto")
+]
+Positive = Annotated[float, Parameter(converter=_above_zero, metavar="X")]
 Natural = Annotated[int, Parameter(converter=_whole(0, MOST), metavar="N")]
 Requests = Annotated[int, Parameter(converter=_whole(1, 1_000_000), metavar="N")]
 Bytes = Annotated[int, Parameter(converter=_whole(1, 2**53), metavar="BYTES")]

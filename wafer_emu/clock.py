@@ -7,7 +7,7 @@ passes over key tiles, so that a table t(chunk, prefix) for the policies costs s
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -87,6 +87,15 @@ def slowest_link(wafer: Wafer, region: Region) -> tuple[int, int]:
     lanes = max(wafer.die.core_rows, wafer.die.core_columns)
     rate = max(1, min(link.bytes_per_cycle, die.bytes_per_second // (lanes * clock)))
     return rate, link.hop_cycles + math.ceil(die.latency_seconds * clock)
+
+
+def alike(pieces: Iterable[tuple[int, int]]) -> Iterator[tuple[int, Int64]]:
+    """Pieces (size, tokens before) by size: (size, all tokens before) of each."""
+    before: dict[int, list[int]] = {}
+    for size, tokens in pieces:
+        before.setdefault(size, []).append(tokens)
+    for size, tokens_before in before.items():
+        yield size, np.array(tokens_before, np.int64)
 
 
 @dataclass(frozen=True)
@@ -380,14 +389,27 @@ class Clock:
             cost = self.attention_cost(operation)
             self._costs[signature] = (cost, entries.plain(cost), self.tiling(operation))
         cost, flat, tiling = self._costs[signature]
-        total = np.zeros_like(prefixes)
-        total += self._remember(("ends", signature, chunk), self._gather_and_merge, cost, chunk)
-        for size, before in tiling.query_blocks(self.region.rows, chunk):
-            own = self._remember(("own", signature, size), entries.own_cycles, flat, size)
-            earlier = self.earlier_keys(operation, prefixes, size, before)
-            cycles = entries.prefixes_cycles(flat, size, earlier) + own
-            total += self._behind_streams(operation, cycles, size, earlier)
-        return total
+        key = ("blocks", signature, chunk)
+        if key not in self._blocks_of:
+            blocks = np.array(list(tiling.query_blocks(self.region.rows, chunk)), np.int64)
+            own_cycles = [
+                self._remember(("own", signature, int(size)), entries.own_cycles, flat, int(size))
+                for size in blocks[:, 0]
+            ]
+            self._blocks_of[key] = (blocks[:, 0], blocks[:, 1], np.array(own_cycles, np.int64))
+        sizes, before, own = self._blocks_of[key]
+        earlier = self.earlier_keys(operation, prefixes[:, np.newaxis], sizes, before)
+        cycles = entries.blocks_cycles(flat, sizes, own, earlier)
+        if self.tiers.kv == "dram":
+            width = self.kv_bytes(operation, 1)
+            streamed = np.ceil((earlier + sizes) * width / self.dram_bytes_per_cycle)
+            cycles = np.maximum(cycles, streamed.astype(np.int64))
+        ends = self._remember(("ends", signature, chunk), self._gather_and_merge, cost, chunk)
+        return cycles.sum(axis=1) + ends
+
+    @cached_property
+    def _blocks_of(self) -> dict[tuple[object, ...], tuple[Int64, Int64, Int64]]:
+        return {}
 
     @cached_property
     def _costs(self) -> dict[tuple[object, ...], _AttentionPlan]:
@@ -400,17 +422,19 @@ class Clock:
         width = operation.heads * (mla.qk_nope_head_dim + mla.v_head_dim)
         return operation.prefix + operation.chunk, mla.kv_lora_rank, width
 
-    def earlier_keys(self, operation: Attention, prefixes: Int64, block: int, before: int) -> Int64:
+    def earlier_keys(
+        self, operation: Attention, prefixes: Int64, block: int | Int64, before: int | Int64
+    ) -> Int64:
         """Keys besides its own that a query block meets, after ``before`` tokens of the chunk.
 
         Those in front of it that a window shows; all keys where the masked half is charged too.
+        Arrays broadcast.
         """
         window = operation.window
-        if operation.causal_skip:
-            keys = prefixes + before
-            return keys if window is None else np.minimum(keys, window - 1)
-        seen = prefixes if window is None else np.minimum(prefixes, window - 1)
-        return seen + operation.chunk - block
+        seen = prefixes + before if operation.causal_skip else prefixes
+        if window is not None:
+            seen = np.minimum(seen, np.int64(window - 1))
+        return seen if operation.causal_skip else seen + operation.chunk - block
 
     def kv_bytes(self, operation: Attention, keys: int) -> int:
         """Bytes of the KV of so many tokens in the operation's layer."""

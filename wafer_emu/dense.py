@@ -85,7 +85,7 @@ class _Layer:
 
 
 def _norm(x: Float32, weight: Float32, epsilon: float) -> Float32:
-    mean = np.mean(x * x, axis=-1, keepdims=True, dtype=np.float32)
+    mean: Float32 = np.mean(x * x, axis=-1, keepdims=True, dtype=np.float32)
     scaled: Float32 = weight * (x / np.sqrt(mean + np.float32(epsilon)))
     return scaled
 
@@ -195,8 +195,8 @@ def _experts(model: Model, moe: Moe, w: _Layer, x: Float32) -> Float32:
         of_group = np.sort(grouped, axis=2)[..., -2:].sum(axis=2)
         opened = np.zeros((len(x), moe.n_group), np.bool_)
         np.put_along_axis(opened, _best(of_group, moe.topk_group), True, axis=1)
-        corrected = np.where(opened[..., np.newaxis], grouped, -np.inf).reshape(len(x), -1)
-        chosen = _best(corrected, moe.experts_per_token)
+        masked: Float32 = np.where(opened[..., np.newaxis], grouped, np.float32(-np.inf))
+        chosen = _best(masked.reshape(len(x), -1), moe.experts_per_token)
     shares = np.take_along_axis(scores, chosen, axis=1)
     if moe.norm_topk_prob:
         floor = np.float32(0 if moe.scoring == "softmax" else 1e-20)

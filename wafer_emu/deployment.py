@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 
 import numpy as np
 import numpy.typing as npt
 
 from mocap.policy import Policy, Request, Setting
-from wafer_emu.clock import Clock, Tiers
+from wafer_emu.clock import Clock, Tiers, alike
 from wafer_emu.memory import StageMemory, kv_quanta_per_token, kv_quantum_bytes
 from wafer_emu.model import Model, dtype_bytes
 from wafer_emu.options import Options
@@ -27,7 +27,7 @@ from wafer_emu.program import Lookup, Tensor
 from wafer_emu.wafer import Wafer
 from wafer_kernels.errors import CapacityError, ConfigError, UsageError
 
-__all__ = ["PAGE_TOKENS", "Deployment", "Shelf", "capacity_error", "deploy"]
+__all__ = ["PAGE_TOKENS", "Deployment", "Shelf", "capacity_error", "deploy", "stage_count"]
 
 Int64 = npt.NDArray[np.int64]
 Shelf = dict[tuple[object, ...], Clock]  # of one wafer, model and options
@@ -78,9 +78,9 @@ class Deployment:
             for stage, clock in zip(self.stages, self.clocks, strict=True):
                 embedding, head = self.holds_embedding(stage), self.holds_head(stage)
                 kinds = tuple(sorted(map(str, self.layer_kinds[stage.index])))
-                alike = (id(clock), stage.region.dies(self.wafer), kinds, embedding, head)
-                if alike not in shared:
-                    shared[alike] = StageMemory(
+                same = (id(clock), stage.region.dies(self.wafer), kinds, embedding, head)
+                if same not in shared:
+                    shared[same] = StageMemory(
                         clock,
                         stage,
                         embedding,
@@ -89,7 +89,7 @@ class Deployment:
                         handoff_tokens,
                         self.options.kv_budget,
                     )
-                result.append(shared[alike])
+                result.append(shared[same])
             self._memories[handoff_tokens] = tuple(result)
         return self._memories[handoff_tokens]
 
@@ -121,11 +121,11 @@ class Deployment:
         """:meth:`stage_cost` after many prefixes (P,)."""
         placed, clock = self.stages[stage], self.clocks[stage]
         cycles = np.zeros_like(prefixes)
-        for tile, before in self.tiles(chunk):
+        for tile, before in alike(self.tiles(chunk)):
+            reached = (prefixes + before[:, np.newaxis]).ravel()
             for (layer, _), count in self.layer_kinds[stage].items():
-                cycles += count * clock.layers(
-                    layer, tile, prefixes + before, self.options.causal_skip
-                )
+                each = clock.layers(layer, tile, reached, self.options.causal_skip)
+                cycles += count * each.reshape(before.size, -1).sum(axis=0)
         whole, placed_layers = self.scale
         cycles = -(-cycles * whole // placed_layers)
         if self.holds_embedding(placed):
@@ -214,6 +214,7 @@ class SlowestCost:
     """Cycles of the slowest stage on (chunk, prefix)."""
 
     deployment: Deployment
+    monotone = True  # a longer chunk never takes less: dynamic programs ask for less
 
     @cached_property
     def _representatives(self) -> tuple[int, ...]:
@@ -223,8 +224,8 @@ class SlowestCost:
         for stage, clock, counts in zip(
             deployment.stages, deployment.clocks, deployment.layer_kinds, strict=True
         ):
-            alike = (id(clock), tuple(counts.items()), deployment.holds_embedding(stage))
-            kinds.setdefault(alike, stage.index)
+            same = (id(clock), tuple(counts.items()), deployment.holds_embedding(stage))
+            kinds.setdefault(same, stage.index)
         return tuple(kinds.values())
 
     def __call__(self, chunk: int, prefix: int) -> int:
@@ -244,11 +245,11 @@ class SlowestCost:
         return costs
 
 
-def _stage_count(wafer: Wafer, layers: int, options: Options, policy: Policy) -> int | None:
+def stage_count(wafer: Wafer, layers: int, options: Options, policy: Policy) -> int | None:
     """Stages wanted; None where a region shape alone decides."""
     if policy.stage_count is not None:
         return policy.stage_count
-    if options.stages is not None:
+    if isinstance(options.stages, int):
         if options.stages > layers:
             raise UsageError(
                 f"{options.stages} stages for {layers} layers: every stage needs a layer, so ask "
@@ -261,25 +262,10 @@ def _stage_count(wafer: Wafer, layers: int, options: Options, policy: Policy) ->
     return min(DEFAULT_STAGES, layers, units)
 
 
-def _weights_per_core(
-    model: Model, region: Region, layers: range, embedding: bool, head: bool, element_bytes: int
-) -> int:
-    """Bytes of weights on the fullest core of a region."""
-
-    def part(shape: tuple[int, ...]) -> int:
-        across = -(-shape[0] // region.columns)
-        return across if len(shape) == 1 else across * -(-shape[1] // region.rows)
-
-    elements = sum(
-        part(shape) for layer in layers for shape in model.layer_weight_shapes(layer).values()
-    )
-    if embedding:
-        elements += part(model.embedding_shape)
-    if head:
-        elements += part(model.final_norm_shape)
-        if not (model.tied_embeddings and embedding):
-            elements += part(model.head_shape)
-    return elements * element_bytes
+def _fullest(region: Region, shape: tuple[int, ...]) -> int:
+    """Elements of a weight on the fullest core of a region; vectors stand on every row."""
+    across = -(-shape[0] // region.columns)
+    return across if len(shape) == 1 else across * -(-shape[1] // region.rows)
 
 
 @dataclass
@@ -292,34 +278,80 @@ class _Clocks:
     tiers: Tiers
     lean: int
     shelf: Shelf
-    _weights: dict[tuple[object, ...], int] = field(default_factory=dict)
+    _elements: dict[tuple[object, ...], int] = field(default_factory=dict)
+
+    def weights_per_core(self, region: Region, layers: range, embedding: bool, head: bool) -> int:
+        """Bytes of weights on the fullest core of a stage."""
+        model = self.model
+        elements = sum(self._layer_elements(region, layer) for layer in layers)
+        if embedding:
+            elements += _fullest(region, model.embedding_shape)
+        if head:
+            elements += _fullest(region, model.final_norm_shape)
+            if not (model.tied_embeddings and embedding):
+                elements += _fullest(region, model.head_shape)
+        return elements * dtype_bytes(self.options.weights_dtype or model.dtype)
+
+    def _layer_elements(self, region: Region, layer: int) -> int:
+        moe = self.model.moe
+        key = (region.rows, region.columns, moe is None or moe.is_dense(layer))
+        if key not in self._elements:
+            shapes = self.model.layer_weight_shapes(layer).values()
+            self._elements[key] = sum(_fullest(region, shape) for shape in shapes)
+        return self._elements[key]
 
     def of(self, region: Region, layers: range, embedding: bool, head: bool) -> Clock | None:
         """Clock of a stage; None if its weights fill its cores.
 
         Attention may use ``1 / 2^(lean + 1)`` of what code and weights leave of a core.
         """
-        weights_dtype = self.options.weights_dtype or self.model.dtype
-        shape = (region.rows, region.columns)
         weights = 0
         if self.tiers.weights == "sram" and self.options.kv_budget is None:
-            key = (shape, layers, embedding, head)
-            if key not in self._weights:
-                self._weights[key] = _weights_per_core(
-                    self.model, region, layers, embedding, head, dtype_bytes(weights_dtype)
-                )
-            weights = self._weights[key]
+            weights = self.weights_per_core(region, layers, embedding, head)
         free = self.wafer.core.data_bytes - weights
         if free <= 0:
             return None
         budget = free // 2 ** (self.lean + 1) // BUDGET_GRAIN * BUDGET_GRAIN
+        shape = (region.rows, region.columns)
         known = (shape, region.dies(self.wafer), budget, self.tiers)
         if known not in self.shelf:
-            kv_dtype = self.options.kv_dtype or self.model.dtype
+            model, options = self.model, self.options
+            weights_dtype, kv_dtype = options.weights_dtype or model.dtype, options.kv_dtype
             self.shelf[known] = Clock(
-                self.wafer, self.model, region, self.tiers, budget, weights_dtype, kv_dtype
+                self.wafer,
+                model,
+                region,
+                self.tiers,
+                budget,
+                weights_dtype,
+                kv_dtype or model.dtype,
             )
         return self.shelf[known]
+
+    def refusal(self, regions: Sequence[Region]) -> CapacityError:
+        """The error of weights that fill the cores under every split of the layers."""
+        stages = len(regions)
+        layers = range(self.model.layers - -(-self.model.layers // stages), self.model.layers)
+        region = regions[-1]
+        weights = self.weights_per_core(region, layers, stages == 1, True)
+        capacity, code = self.wafer.core.sram_bytes, self.wafer.core.code_bytes
+        need = weights + code
+        return CapacityError(
+            f"the weights do not fit: under no split of {self.model.layers} layers over {stages} "
+            f"stages of {region.rows}x{region.columns} cores; core ({region.row}, {region.column}) "
+            f"of stage {stages - 1} needs {need:,} B of its {capacity:,} B with {len(layers)} "
+            f"layers and the head, {need - capacity:,} B too many (code {code:,} B, weights "
+            f"{weights:,} B); what would help: more stages or larger regions, fewer layers "
+            "(--layers), a smaller type (--weights-dtype), or weights in die memory where there is "
+            "any (--weights-tier dram)",
+            weights=True,
+            stage=stages - 1,
+            core=[region.row, region.column],
+            need_bytes=need,
+            capacity_bytes=capacity,
+            short_bytes=need - capacity,
+            items={"code": code, "weights": weights},
+        )
 
 
 def deploy(
@@ -356,16 +388,17 @@ def deploy(
     whole = model.layers
     if options.layers is not None:
         model = model.with_layers(options.layers)
-    count = _stage_count(wafer, model.layers, options, policy)
+    count = stage_count(wafer, model.layers, options, policy)
     regions = place_regions(wafer, count, options.region, model.layers, options.placement)
     stages = len(regions)
-    chunk = options.chunk_tokens or -(-longest.new_tokens // (options.chunks or stages))
+    chunk = options.chunk_tokens or -(-longest.new_tokens // (options.given_chunks or stages))
     chunk = min(chunk, longest.new_tokens)
     tile = max(1, -(-chunk // 2**lean))
     prefix = longest.prefix_tokens + longest.new_tokens // 2
     clocks = _Clocks(wafer, model, options, tiers, lean, shelf)
     costs: dict[tuple[object, ...], int] = {}
 
+    @cache
     def clock_of(stage: int, layers: range) -> Clock | None:
         embedding = stage == 0 and options.embedding == "first-stage"
         return clocks.of(regions[stage], layers, embedding, stage == stages - 1)
@@ -384,6 +417,8 @@ def deploy(
         return cycles + (clock.epilogue(tile) if stage == stages - 1 else 0)
 
     counts = split_layers(model.layers, stages, cost)
+    if counts is None:
+        raise clocks.refusal(regions)
     placement = place_stages(wafer, regions, counts, options.placement)
     chosen = []
     for stage in placement.stages:

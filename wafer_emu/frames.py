@@ -37,6 +37,7 @@ class Frames:
         self._recorder = recorder
         self._wafer, self._options, self._count = wafer, options, frames
         self._due: list[int] = []
+        self._unsigned = np.min_scalar_type(_capacity(wafer, options))
 
     @classmethod
     def open(cls, path: str | Path | None, wafer: Wafer, options: Options, frames: int) -> Self:
@@ -53,7 +54,7 @@ class Frames:
             raise UsageError(f"{frames} frames: ask for at least 1")
         recorder = None
         if path is not None:
-            capacity = max(wafer.core.sram_bytes, options.kv_budget or 0)
+            capacity = _capacity(wafer, options)
             recorder = Recorder(
                 path, rows=wafer.core_rows, columns=wafer.core_columns, sram_bytes=capacity
             )
@@ -92,7 +93,7 @@ class Frames:
     def _write(self, cycle: int, books: Books) -> None:
         assert self._recorder is not None
         shape = (self._wafer.core_rows, self._wafer.core_columns)
-        planes = np.zeros((len(CLASSES), *shape), np.int64)
+        planes = np.zeros((len(CLASSES), *shape), self._unsigned)
         busy = np.zeros(shape, np.float32)
         span = cycle - self._last
         for stage, book in zip(self._plan.deployment.stages, books.cores, strict=True):
@@ -143,6 +144,11 @@ class Frames:
                 "provenance": dict(self._wafer.provenance),
             }
         )
+
+
+def _capacity(wafer: Wafer, options: Options) -> int:
+    """Most bytes that a place of the ledger can hold."""
+    return max(wafer.core.sram_bytes, options.kv_budget or 0)
 
 
 def _tables(

@@ -11,7 +11,7 @@ from wafer_emu.arena import Arena
 from wafer_emu.workload import MAX_TOKENS
 from wafer_kernels.errors import KernelError
 from wafer_kernels.region import Kind
-from wafer_kernels.region_attention import ABSENT, EARLY, STALE, Cache
+from wafer_kernels.region_cache import ABSENT, EARLY, STALE, Cache
 
 __all__ = ["KvCache", "Part", "refuse_fault"]
 
@@ -82,8 +82,8 @@ def refuse_fault(arena: Arena, faults: Int64, request: int, layer: int, cycle: i
         return
     code, core, token, slot = (int(each) for each in wrong[0])
     raise KernelError(
-        f"{arena.label(core)} at cycle {cycle:,}: KV block (request {request}, layer {layer}, token "
-        f"{token}) in slot {slot} {WRONG[code]}",
+        f"{arena.label(core)} at cycle {cycle:,}: KV block (request {request}, layer {layer}, "
+        f"token {token}) in slot {slot} {WRONG[code]}",
         core=core,
         block=[request, layer, token],
         cycle=cycle,

@@ -1,4 +1,4 @@
-"""How tensors are dealt to the cores of a region: which line holds which row, and how many bytes."""
+"""How tensors are dealt to the cores of a region: which line holds which row, and the bytes."""
 
 from __future__ import annotations
 

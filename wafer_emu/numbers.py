@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from wafer_emu.arena import Arena, storage_kind
-from wafer_emu.dense import forward
 from wafer_emu.kv_cache import KvCache, Part, refuse_fault
 from wafer_emu.layout import element_bytes
 from wafer_emu.memory import kv_quanta_per_token, kv_quantum_bytes
@@ -23,63 +22,21 @@ from wafer_emu.placement import Stage
 from wafer_emu.plan import Plan
 from wafer_emu.program import Norm, Product, Task, layer_operations, lower
 from wafer_emu.replay import END, START
-from wafer_emu.replay import _events as events
-from wafer_emu.stage_numbers import Job, StageNumbers
+from wafer_emu.replay import events as events
+from wafer_emu.stage_numbers import run
+from wafer_emu.stage_products import answer
+from wafer_emu.stage_tensors import Job, StageTensors
+from wafer_emu.values import Numbers, prompts
 from wafer_kernels import pipeline, sram
 from wafer_kernels.errors import KernelError, UsageError
 from wafer_kernels.region import Matrix
-from wafer_kernels.region_attention import read_cache, write_cache
+from wafer_kernels.region_cache import read_cache, write_cache
 
-__all__ = ["LogitsOf", "Numbers", "Values", "compute"]
+__all__ = ["LogitsOf", "compute"]
 
 Float32 = npt.NDArray[np.float32]
 Int64 = npt.NDArray[np.int64]
 LogitsOf = Literal["last", "all"]
-
-
-@dataclass
-class Values:
-    """What one request came to.
-
-    Attributes
-    ----------
-    logits
-        Of the last token (1, vocabulary), or of all computed tokens (tokens, vocabulary).
-    hidden
-        States after the final norm, of the same tokens (tokens, hidden).
-    kv
-        What each layer kept of every token, prefix included: keys, then values, head by head, or
-        latents (tokens, elements).
-    """
-
-    logits: Float32
-    hidden: Float32
-    kv: list[Float32]
-
-
-@dataclass
-class Numbers:
-    """Values of all requests, and what the run did to the memories.
-
-    Attributes
-    ----------
-    values
-        Of each request.
-    expert_tokens
-        Tokens that each expert of a layer got, by layer (expert,).
-    peak_bytes
-        Most bytes that each core of each stage ever held (core,).
-    activation_bytes
-        Most bytes of live activations on each core of each stage (core,).
-    compactions
-        How often live activations had to be moved together for lack of an undivided gap.
-    """
-
-    values: list[Values]
-    expert_tokens: dict[int, Int64]
-    peak_bytes: list[Int64]
-    activation_bytes: list[Int64]
-    compactions: int
 
 
 def compute(
@@ -116,30 +73,6 @@ def compute(
     return _Walk(plan, schedule, weights, token_ids, prefix_kv, logits == "all").run()
 
 
-@dataclass
-class _Request:
-    """A request on its way: results so far."""
-
-    tokens: Int64
-    prefix_kv: Sequence[Float32]
-    logits: list[Float32] = field(default_factory=list)
-    hidden: list[Float32] = field(default_factory=list)
-    kv: dict[int, Float32] = field(default_factory=dict)
-
-    @property
-    def prefix(self) -> int:
-        """Tokens whose KV is resident."""
-        return len(self.prefix_kv[0]) if self.prefix_kv else 0
-
-    def values(self) -> Values:
-        """Results of all chunks together."""
-        return Values(
-            np.concatenate(self.logits),
-            np.concatenate(self.hidden),
-            [self.kv[layer] for layer in sorted(self.kv)],
-        )
-
-
 class _Walk:
     """The state of a run: memories, KV, and what is in flight between stages."""
 
@@ -156,17 +89,18 @@ class _Walk:
         self.plan, self.schedule, self.all_logits = plan, schedule, all_logits
         self.model, self.weights = deployment.model, weights
         _require_sram(plan)
-        self.requests = _requests(plan, weights, token_ids, prefix_kv)
+        self.requests = prompts(plan, weights, token_ids, prefix_kv)
         self.kv_kind = storage_kind(deployment.clocks[0].kv_dtype)
         regions = [stage.region for stage in deployment.stages]
         quantum = kv_quantum_bytes(deployment.clocks[0])
         self.arena = Arena(regions, deployment.wafer.core.sram_bytes, quantum)
         self.stages = [
-            StageNumbers(self.arena, stage, clock, memory, weights, list(self._names(stage)))
+            StageTensors(self.arena, stage, clock, memory, weights, list(self._names(stage)))
             for stage, clock, memory in zip(
                 deployment.stages, deployment.clocks, plan.memories, strict=True
             )
         ]
+        self.expert_tokens: dict[int, Int64] = {}
         self.kv: list[dict[int, KvCache]] = [{} for _ in regions]
         self.current = [0] * len(regions)
         self.streams: list[Matrix | None] = [None] * len(regions)
@@ -194,16 +128,13 @@ class _Walk:
                 self._start(stage, task, cycle)
             elif kind == END:
                 self._end(stage, task, cycle)
-        counts: dict[int, Int64] = {}
-        for each in self.stages:
-            counts |= each.expert_tokens
         bounds = self.arena.first_core
         order = [request.index for request in self.plan.requests]
         answers = dict(zip(order, (each.values() for each in self.requests), strict=True))
         return Numbers(
             [answers[index] for index in sorted(answers)],
-            counts,
-            [self.arena.peak[a:b] for a, b in zip(bounds[:-1], bounds[1:], strict=True)],
+            self.expert_tokens,
+            [self.arena.peak[a:b] for a, b in pairwise(bounds)],
             [each.area.high_water for each in self.stages],
             sum(each.area.compactions for each in self.stages),
         )
@@ -230,7 +161,8 @@ class _Walk:
                 piece = stream._replace(line=stream.line[rows], place=stream.place[rows])
                 job = Job(index, layer, cycle, piece, kv, kept, parts)
                 skip = plan.deployment.options.causal_skip
-                here.run(layer_operations(self.model, layer, tile, prefix + before, skip), job)
+                operations = layer_operations(self.model, layer, tile, prefix + before, skip)
+                self._count(layer, run(here, operations, job))
                 if kept == placed.layers - 1 and plan.deployment.holds_head(placed):
                     ends = before + tile == chunk and bool(plan.tasks.last[task])
                     self._answer(here, job, tile, prefix + before, ends)
@@ -238,6 +170,11 @@ class _Walk:
                 self._keep_kv(stage, task, layer, kept, cycle)
         for part in parts:
             kv.arrived[part.first : part.first + part.tokens] = self.schedule.end[stage, task]
+
+    def _count(self, layer: int, tokens: Int64 | None) -> None:
+        """Add up the tokens that a layer's experts got."""
+        if tokens is not None:
+            self.expert_tokens[layer] = self.expert_tokens.get(layer, 0) + tokens
 
     def _end(self, stage: int, task: int, cycle: int) -> None:
         here, stream = self.stages[stage], self.streams[stage]
@@ -254,14 +191,10 @@ class _Walk:
     def _input(self, stage: int, task: int, cycle: int) -> Float32:
         """Residual stream of a task as it arrived at the stage (token, hidden)."""
         plan = self.plan
-        if self.schedule.input_ready[stage, task] > cycle:
-            raise KernelError(
-                f"stage {stage} starts chunk {plan.chunk[task]} of request {plan.request[task]} at "
-                f"cycle {cycle:,}, before its input arrives at cycle "
-                f"{self.schedule.input_ready[stage, task]:,}",
-                stage=stage,
-                cycle=cycle,
-            )
+        ready = int(self.schedule.input_ready[stage, task])
+        if ready > cycle:
+            why = f"before its input arrives at cycle {ready:,}"
+            raise self._no_input(stage, task, cycle, why)
         if stage == 0:
             request = self.requests[int(plan.request[task])]
             first = int(plan.prefix[task])
@@ -269,26 +202,35 @@ class _Walk:
             if plan.deployment.holds_embedding(plan.deployment.stages[0]):
                 return self.stages[0].look_up(tokens, "model.embed_tokens.weight")
             return self.weights["model.embed_tokens.weight"][tokens]
-        here = self.stages[stage]
-        if self.waiting[stage] is None:
-            arrived, values = self.flights[stage].popleft()
-        else:
-            arrived = self.waiting[stage]
-            values = here.read(here.handoff(int(plan.tokens[arrived])))
+        here, waiting = self.stages[stage], self.waiting[stage]
+        if waiting is not None:
+            arrived, values = waiting, here.read(here.handoff(int(plan.tokens[waiting])))
             self.waiting[stage] = None
             self._land(stage)
+        elif self.flights[stage]:
+            arrived, values = self.flights[stage].popleft()
+        else:
+            raise self._no_input(stage, task, cycle, "but nothing was sent")
         if arrived != task:
-            raise KernelError(f"stage {stage} got task {arrived} where task {task} was due")
+            raise self._no_input(stage, task, cycle, f"but chunk {plan.chunk[arrived]} came")
         return values
 
+    def _no_input(self, stage: int, task: int, cycle: int, why: str) -> KernelError:
+        return KernelError(
+            f"stage {stage} starts chunk {self.plan.chunk[task]} of request "
+            f"{self.plan.request[task]} at cycle {cycle:,}, {why}",
+            stage=stage,
+            cycle=cycle,
+        )
+
     def _land(self, stage: int) -> None:
-        """Let what is in flight into the stage's hand-off buffer, if there is one and it is free."""
+        """Let what is in flight into the stage's hand-off buffer, where there is a free one."""
         here = self.stages[stage]
         if self.flights[stage] and self.waiting[stage] is None and here.memory.handoff_tokens:
             self.waiting[stage], values = self.flights[stage].popleft()
             here.write(here.handoff(len(values)), values)
 
-    def _answer(self, here: StageNumbers, job: Job, tile: int, prefix: int, ends: bool) -> None:
+    def _answer(self, here: StageTensors, job: Job, tile: int, prefix: int, ends: bool) -> None:
         """Final norm and head, of every token or of the last one."""
         request = self.requests[job.request]
         if not (ends or self.all_logits):
@@ -297,7 +239,7 @@ class _Walk:
         norm, head = lower(self.model, task).epilogue
         assert isinstance(norm, Norm)
         assert isinstance(head, Product)
-        hidden, logits = here.answer(norm, head, job)
+        hidden, logits = answer(here, norm, head, job)
         request.hidden.append(hidden)
         request.logits.append(logits)
 
@@ -358,46 +300,11 @@ def _require_sram(plan: Plan) -> None:
     tiers = plan.deployment.tiers
     if plan.deployment.options.kv_budget is not None or "dram" in (tiers.weights, tiers.kv):
         raise UsageError(
-            "numbers hold every tensor in SRAM: leave --kv-budget out, and give --weights-tier sram "
-            "--kv-tier sram on a wafer with die memory"
+            "numbers hold every tensor in SRAM: leave --kv-budget out, and give --weights-tier "
+            "sram --kv-tier sram on a wafer with die memory"
         )
     if plan.deployment.wafer.attention != "ring":
         raise UsageError(
-            "numbers let key tiles travel around the rows of cores: set --set wafer.attention=ring"
+            "numbers let key tiles travel around the rows of cores: this wafer takes attention as "
+            "products; --set wafer.program.attention=ring changes that"
         )
-
-
-def _requests(
-    plan: Plan,
-    weights: Mapping[str, Float32],
-    token_ids: Sequence[Sequence[int]],
-    prefix_kv: Sequence[Sequence[Float32]] | None,
-) -> list[_Request]:
-    """Tokens and prefixes in the order of service.
-
-    Raises
-    ------
-    UsageError
-        If there are too few or too many, or a token is none of the vocabulary.
-    """
-    model, result = plan.deployment.model, []
-    if len(token_ids) and np.ndim(token_ids[0]) == 0:
-        token_ids = [token_ids]  # type: ignore[list-item]
-    if len(token_ids) != len(plan.requests):
-        raise UsageError(f"token_ids of {len(token_ids)} requests, there are {len(plan.requests)}")
-    for request in plan.requests:
-        tokens = np.asarray(token_ids[request.index], np.int64)
-        if tokens.size != request.tokens or tokens.min() < 0 or tokens.max() >= model.vocab_size:
-            raise UsageError(
-                f"request {request.index} has {request.tokens} tokens from 0 to "
-                f"{model.vocab_size - 1}, its token_ids are {tokens.size} from {tokens.min()} to "
-                f"{tokens.max()}"
-            )
-        resident: Sequence[Float32] = ()
-        if request.prefix_tokens and prefix_kv is None:
-            resident = forward(model, weights, tokens[: request.prefix_tokens]).kv
-        elif request.prefix_tokens and prefix_kv is not None:
-            resident = [layer[: request.prefix_tokens] for layer in prefix_kv[request.index]]
-        kept = [np.ascontiguousarray(layer, np.float32) for layer in resident]
-        result.append(_Request(tokens, kept))
-    return result

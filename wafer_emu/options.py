@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
@@ -21,11 +22,12 @@ class Options:
     Attributes
     ----------
     stages
-        Pipeline stages; None: the policy's own count, else 16, capped by layers and fabric.
+        Pipeline stages; None: the policy's own count, else 16, capped by layers and fabric;
+        ``auto``: the best that a search finds.
     region
         Cores of a stage (rows, columns); None: the fabric cut into near-equal regions.
     chunks
-        Chunks of a request; None: as many as stages.
+        Chunks of a request; None: as many as stages; ``auto``: the best that a search finds.
     chunk_tokens
         Chunk size instead of a count [tokens].
     layers
@@ -44,13 +46,17 @@ class Options:
         Whether masked tiles cost nothing.
     seed
         Kept in the run file; nothing random depends on it yet.
+    objective
+        What a search is for: least time to first token, or most requests per second.
+    search_seconds
+        Time after which a search starts no further plan [s].
     policy
         Options of the policy by name.
     """
 
-    stages: int | None = None
+    stages: int | Literal["auto"] | None = None
     region: tuple[int, int] | None = None
-    chunks: int | None = None
+    chunks: int | Literal["auto"] | None = None
     chunk_tokens: int | None = None
     layers: int | None = None
     weights_tier: Tier = "auto"
@@ -62,11 +68,20 @@ class Options:
     placement: Order = "serpentine"
     causal_skip: bool = True
     seed: int = 0
+    objective: Literal["latency", "throughput"] = "latency"
+    search_seconds: float = 10.0
     policy: Mapping[str, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.chunks is not None and self.chunk_tokens is not None:
             raise UsageError("chunks and chunk_tokens are two ways to ask for one thing: give one")
+        if not 0 < self.search_seconds < math.inf:
+            raise UsageError(f"search_seconds = {self.search_seconds}: expected a number above 0")
+
+    @property
+    def given_chunks(self) -> int | None:
+        """Chunks of a request, where a number was given."""
+        return self.chunks if isinstance(self.chunks, int) else None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain mapping, kept in the run file."""

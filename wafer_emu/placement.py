@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from wafer_emu.wafer import Wafer
-from wafer_kernels.errors import CapacityError, UsageError
+from wafer_kernels.errors import UsageError
 
 __all__ = ["Order", "Placement", "Region", "Stage", "place_regions", "place_stages", "split_layers"]
 
@@ -196,7 +196,7 @@ def place_regions(
 
 def split_layers(
     layers: int, stages: int, cost: Callable[[int, int, int], int | None]
-) -> list[int]:
+) -> list[int] | None:
     """Split consecutive layers so that the slowest stage is as fast as can be.
 
     Parameters
@@ -211,15 +211,13 @@ def split_layers(
 
     Returns
     -------
-    list of int
-        Layers of each stage; among equally fast splits the most even one.
+    list of int or None
+        Layers of each stage, among equally fast splits the most even one; None if none can be held.
 
     Raises
     ------
     UsageError
         If there are more stages than layers.
-    CapacityError
-        If no split can be held.
     """
     if not 1 <= stages <= layers:
         raise UsageError(
@@ -247,13 +245,7 @@ def split_layers(
         best = following
         choice.append(chosen)
     if best[layers] == infinite:
-        raise CapacityError(
-            f"no split of {layers} layers over {stages} stages fits: some stage would not hold the "
-            "weights of its layers; what would help: more stages, larger regions, fewer layers "
-            "(--layers), a smaller type (--weights-dtype), or weights in die memory where there is "
-            "any (--weights-tier dram)",
-            weights=True,
-        )
+        return None
     counts, end = [], layers
     for chosen in reversed(choice):
         counts.append(chosen[end])

@@ -26,10 +26,10 @@ from wafer_emu.workload import Workload
 from wafer_kernels import pipeline
 from wafer_kernels.errors import CapacityError
 
-__all__ = ["Plan", "make_plan"]
+__all__ = ["LEANEST", "Plan", "make_plan", "memory_tiers", "most_tokens"]
 
 Int64 = npt.NDArray[np.int64]
-LEANEST = 4  # tiles and attention working sets are halved at most so often
+LEANEST = 2  # tiles and attention working sets are halved at most so often
 TOKEN_ID_BYTES = 4
 
 
@@ -96,12 +96,13 @@ def make_plan(
     policy: Policy,
     options: Options,
     shelf: Shelf | None = None,
+    leans: Sequence[int] = range(LEANEST + 1),
 ) -> Plan:
     """Make and admit the plan of a run: the roomiest way of working that fits.
 
     Memory tiers are tried in order (SRAM before die memory), at full working sets first, then with
-    leaner and leaner tiles. ``shelf`` keeps clocks from plan to plan of one wafer, model and
-    options.
+    leaner and leaner tiles (``leans``). ``shelf`` keeps clocks from plan to plan of one wafer,
+    model and options.
 
     Raises
     ------
@@ -111,9 +112,9 @@ def make_plan(
     shelf = {} if shelf is None else shelf
     requests = _requests(wafer, workload)
     failure: CapacityError | None = None
-    for lean in range(LEANEST + 1 if options.kv_budget is None else 1):
+    for lean in leans if options.kv_budget is None else (0,):
         full: set[str] = set()  # tiers that the weights alone overfill
-        for tiers in _tiers(wafer, options):
+        for tiers in memory_tiers(wafer, options):
             if tiers.weights in full:
                 continue
             try:
@@ -126,7 +127,7 @@ def make_plan(
     raise failure
 
 
-def _tiers(wafer: Wafer, options: Options) -> list[Tiers]:
+def memory_tiers(wafer: Wafer, options: Options) -> list[Tiers]:
     """Memory tiers to try in order."""
     if options.kv_budget is not None:
         return [Tiers()]
@@ -173,7 +174,7 @@ def _plan_in(
     ]
     deployment = min(deployments, key=lambda each: _whole_cycles(each, longest))
     requests = policy.order(waiting)
-    chunks = options.chunks or len(deployment.stages)
+    chunks = options.given_chunks or len(deployment.stages)
     usual = min(deployment.tile_tokens * 2**lean, longest.new_tokens)
     _refuse_too_long(deployment, policy, longest)
     told = _told(deployment, deployment.memories(usual), chunks, longest, usual)
@@ -186,21 +187,49 @@ def _plan_in(
 def _refuse_too_long(deployment: Deployment, policy: Policy, request: Request) -> None:
     """Refuse before any cutting what no cut can hold: KV beyond the room at the least working set.
 
-    A policy that moves nothing needs the room on every stage, any other on all stages together.
+    A policy that moves nothing needs a stage's KV to fit on that stage; one that moves has all
+    stages' room for any one stage's KV.
     """
     memories = deployment.memories(0)
     quantum = kv_quantum_bytes(deployment.clocks[0])
     needs = [request.tokens * each for each in _quanta_per_token(deployment, policy)]
     rooms = [memory.kv_quanta(1) for memory in memories]
     if type(policy).reallocate is not Policy.reallocate:
-        stages, needs, rooms = "all stages together", [sum(needs)], [sum(rooms)]
+        needs, rooms = [max(needs)], [sum(rooms)]
     for stage, (need, room) in enumerate(zip(needs, rooms, strict=True)):
         if need > room:
-            where = stages if len(needs) < len(memories) else f"stage {stage}"
+            where = f"stage {stage}" if len(needs) == len(memories) else "any one stage"
             raise _no_room(
                 deployment, policy, request.tokens, where, need * quantum, room * quantum,
                 stage=stage,
             )  # fmt: skip
+
+
+def most_tokens(wafer: Wafer, model: Model, policy: Policy, options: Options, shelf: Shelf) -> int:
+    """Tokens that no plan of a policy can exceed: its KV alone would not fit.
+
+    Raises
+    ------
+    CapacityError
+        If the weights fit under no split.
+    """
+    most = 0
+    request = Request(0, 1)
+    failure: CapacityError | None = None
+    for tiers in memory_tiers(wafer, options):
+        try:
+            deployment = deploy(wafer, model, options, policy, tiers, LEANEST, request, shelf)
+        except CapacityError as error:
+            failure = error
+            continue
+        needs = _quanta_per_token(deployment, policy)
+        rooms = [memory.kv_quanta(1) for memory in deployment.memories(0)]
+        if type(policy).reallocate is not Policy.reallocate:
+            needs, rooms = [max(needs)], [sum(rooms)]
+        most = max(most, min(room // need for need, room in zip(needs, rooms, strict=True)))
+    if most == 0 and failure is not None:
+        raise failure
+    return most
 
 
 def _no_room(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from importlib.metadata import version
@@ -36,6 +37,7 @@ from wafer_kernels.errors import FileError, KernelError
 __all__ = ["Recorder"]
 
 TABLE_CHUNK_ROWS = 65_536
+GZIP_LEVEL = 1
 ROWS_LIMIT = 2**40  # h5netcdf reads dimensions that may grow without limit ten times slower
 DIMENSION_ONLY = "This is a netCDF dimension but not a netCDF variable."
 LIBRARIES = ("wafer-emu", "numpy", "numba", "llvmlite", "xarray", "h5py", "h5netcdf")
@@ -71,6 +73,9 @@ class Recorder:
         self._chunks |= {"time": 1, "class": 1, "row": rows, "column": columns}
         self._unsigned = np.min_scalar_type(sram_bytes)
         self._last_cycle = -1
+        self._packed: dict[
+            tuple[str, Any], tuple[NDArray[Any], bytes]
+        ] = {}  # planes as last written
         self._open = ExitStack()
 
     def __enter__(self) -> Self:
@@ -114,11 +119,32 @@ class Recorder:
         """
         if cycle <= self._last_cycle:
             raise KernelError(f"The frame at cycle {cycle} follows one at {self._last_cycle}.")
-        values = {"sram_bytes": planes[None], "busy_fraction": busy[None]}
+        kept = self._exact(VARIABLES["state", "sram_bytes"], planes[None])[0]
+        worked = self._exact(VARIABLES["state", "busy_fraction"], busy[None])
         with self._writing():
-            self._append("state", "time", {"time": np.array([cycle]), **values})
+            frame = len(self._file["state"]["time"])
+            self._append("state", "time", {"time": np.array([cycle])})
+            self._planes("sram_bytes", frame, enumerate(kept))
+            self._planes("busy_fraction", frame, [((), worked[0])])
             self._file.flush()
         self._last_cycle = cycle
+
+    def _planes(self, name: str, frame: int, planes: Iterable[tuple[Any, NDArray[Any]]]) -> None:
+        """Write planes, one a chunk, as HDF5's filters would: shuffle, then gzip.
+
+        Shuffled are first the first bytes of all elements, then the second ones and so on. A plane
+        that has not changed since the last frame is not packed again.
+        """
+        target = self._file["state"][name]
+        target.resize(frame + 1, axis=0)
+        for index, plane in planes:
+            before, packed = self._packed.get((name, index), (None, b""))
+            if before is None or not np.array_equal(before, plane):
+                shuffled = np.ascontiguousarray(plane).reshape(-1, 1).view(np.uint8).T
+                packed = zlib.compress(shuffled.tobytes(), GZIP_LEVEL)
+                self._packed[name, index] = (plane.copy(), packed)
+            at = (frame, 0, 0) if index == () else (frame, index, 0, 0)
+            target.id.write_direct_chunk(at, packed)
 
     def table(self, group: str, columns: Mapping[str, NDArray[Any]]) -> None:
         """Append rows to a table: all its columns, equally long, as many rows as there are."""
@@ -215,7 +241,7 @@ class Recorder:
             dtype=self._dtype(variable),
             chunks=tuple(self._chunks[dim] for dim in variable.dims),
             compression="gzip",
-            compression_opts=1,
+            compression_opts=GZIP_LEVEL,
             shuffle=True,
         )
         made.attrs["units"] = variable.units
@@ -242,7 +268,7 @@ class Recorder:
         ):
             raise KernelError(f"{where} has shape {values.shape}, not {wanted} (None: any).")
         kept = values.astype(self._dtype(variable), copy=False)
-        if kept.dtype.kind != "f" and not np.array_equal(kept, values):
+        if kept is not values and kept.dtype.kind != "f" and not np.array_equal(kept, values):
             raise KernelError(f"{where} holds values that {kept.dtype} cannot hold.")
         return kept
 

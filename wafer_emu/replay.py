@@ -19,7 +19,7 @@ from wafer_emu.state import CLASSES
 from wafer_kernels import pipeline, sram
 from wafer_kernels.errors import KernelError
 
-__all__ = ["Books", "replay"]
+__all__ = ["Books", "events", "replay"]
 
 Int64 = npt.NDArray[np.int64]
 END, START = 0, 1
@@ -74,7 +74,7 @@ def _post(book: sram.Ledger, kind: int, amount: Int64, sign: int, cycle: int) ->
         )
 
 
-def _events(schedule: pipeline.Schedule) -> Iterator[tuple[int, int, int, int]]:
+def events(schedule: pipeline.Schedule) -> Iterator[tuple[int, int, int, int]]:
     """(cycle, END or START, stage, task) in the order in which the engine met them."""
     stages, tasks = schedule.start.shape
     stage, task = np.divmod(np.arange(stages * tasks), tasks)
@@ -124,7 +124,7 @@ def replay(
         _post(book, OWN if part == 0 else HOSTED, taken, 1, cycle)
         held[stage, part] = held.get((stage, part), 0) + taken
 
-    for cycle, kind, stage, task in _events(schedule):
+    for cycle, kind, stage, task in events(schedule):
         before(cycle, books)
         if kind == START:
             load = memories[stage].load(int(plan.tokens[task]))

@@ -16,6 +16,7 @@ from rich.text import Text
 from wafer_emu.conditions import caveats, conditions, work_of
 from wafer_emu.placement import Region
 from wafer_emu.quantities import joules, percent, rate, runs, seconds, size
+from wafer_emu.report_search import search_report
 from wafer_emu.wafer import Wafer
 from wafer_emu.wafer_picture import wafer_picture
 
@@ -25,7 +26,9 @@ WIDTH = 78
 SHORT = 19  # characters of a value that leaves room for a second one beside it
 
 
-def run_report(summary: Mapping[str, Any], wafer: Wafer) -> RenderableType:
+def run_report(
+    summary: Mapping[str, Any], wafer: Wafer, offer: Mapping[str, Any] | None = None
+) -> RenderableType:
     """Report of one run, 80 columns wide or more.
 
     Parameters
@@ -34,6 +37,8 @@ def run_report(summary: Mapping[str, Any], wafer: Wafer) -> RenderableType:
         Result of the run, with the keys of the contract.
     wafer
         The wafer it ran on.
+    offer
+        What a pipeline would buy instead, where a search chose one stage.
     """
     settings = summary["settings"]
     title = f"{settings['model']} on {wafer.name}: {work_of(settings)}, {summary['policy']}"
@@ -41,6 +46,7 @@ def run_report(summary: Mapping[str, Any], wafer: Wafer) -> RenderableType:
         heading(title),
         _headline(summary, wafer),
         notes(caveats(wafer, [summary])),
+        search_report(settings.get("search"), wafer, offer),
         heading("The wafer, stage by stage"),
         stage_picture(summary, wafer),
         Text(),

@@ -210,7 +210,7 @@ def _settings(plan: Plan, model: Model, workload: Workload) -> dict[str, Any]:
         name
         for name in ("stages", "region")
         if name == "stages"
-        and options.stages is not None
+        and isinstance(options.stages, int)
         and policy.stage_count not in (None, options.stages)
     ]
     unused += [f"policy.{name}" for name in options.policy if name not in policy.option_types()]

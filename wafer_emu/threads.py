@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 __all__ = ["share_out"]
@@ -40,10 +41,7 @@ def share_out(kernel: Callable[..., None], members: int, macs: int, *arguments: 
     pool, workers = _pool()
     shares = max(1, min(workers, members, macs // WORTH_A_THREAD))
     bounds = [members * share // shares for share in range(shares + 1)]
-    rest = [
-        pool.submit(kernel, *arguments, first, last)
-        for first, last in zip(bounds[1:-1], bounds[2:], strict=True)
-    ]
+    rest = [pool.submit(kernel, *arguments, first, last) for first, last in pairwise(bounds[1:])]
     kernel(*arguments, bounds[0], bounds[1])
     for each in rest:
         each.result()

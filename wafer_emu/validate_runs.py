@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from wafer_emu.clock import Clock, Tiers
-from wafer_emu.emulate import emulate
+from wafer_emu.emulation import emulate
 from wafer_emu.memory import Dealing, StageMemory
 from wafer_emu.model import Model
 from wafer_emu.placement import Region, Stage

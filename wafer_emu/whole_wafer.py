@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from wafer_emu.emulate import Progress, emulate
+from wafer_emu.emulation import Progress, emulate
 from wafer_emu.model import Model
 from wafer_emu.options import Options
 from wafer_emu.wafer import Wafer

@@ -17,7 +17,7 @@ from wafer_kernels.attention import AttentionCost
 from wafer_kernels.mesh import GridCost
 from wafer_kernels.systolic import CoreCost
 
-__all__ = ["compute_shift_cycles", "own_cycles", "plain", "prefixes_cycles"]
+__all__ = ["blocks_cycles", "compute_shift_cycles", "own_cycles", "plain"]
 
 Int64 = npt.NDArray[np.int64]
 _closed_form, _own, _prefix = (
@@ -46,10 +46,15 @@ def own_cycles(cost: tuple[Any, ...], chunk: int) -> int:
 
 
 @kernel()
-def prefixes_cycles(cost: tuple[Any, ...], chunk: int, prefixes: Int64) -> Int64:
-    """:func:`attention.prefix_cycles` for many prefixes (P,)."""
+def blocks_cycles(cost: tuple[Any, ...], blocks: Int64, own: Int64, earlier: Int64) -> Int64:
+    """Cycles (P, B) of B query blocks that meet ``earlier`` (P, B) keys and then their own.
+
+    ``own`` (B,) are the cycles against their own keys, as :func:`own_cycles` gives them.
+    """
     named = AttentionCost(CoreCost(*cost[0]), *cost[1:])
-    cycles = np.empty_like(prefixes)
-    for index in range(prefixes.size):
-        cycles[index] = _prefix(named, chunk, prefixes[index])
+    cycles = np.empty_like(earlier)
+    for index in range(earlier.shape[0]):
+        for block in range(blocks.size):
+            met = _prefix(named, blocks[block], earlier[index, block])
+            cycles[index, block] = met + own[block]
     return cycles

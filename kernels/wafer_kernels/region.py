@@ -37,6 +37,7 @@ __all__ = [
     "read_rows",
     "store",
     "store_span",
+    "values_at",
     "write_rows",
 ]
 
@@ -107,6 +108,15 @@ def load(wide: Float32, memory: Bytes, address: int, kind: int) -> None:
         widen_float16(wide, narrow)
     else:
         widen_bfloat16(wide, narrow)
+
+
+@kernel()
+def values_at(scratch: Float32, memory: Bytes, address: int, kind: int) -> Float32:
+    """Values (count,) at an address of a core's memory: in place if they can be, else copied."""
+    if kind == Kind.FLOAT32 and address % 4 == 0:
+        return memory[address : address + 4 * scratch.size].view(np.float32)
+    load(scratch, memory, address, kind)
+    return scratch
 
 
 @kernel()

@@ -30,47 +30,17 @@ from wafer_kernels.region import (
     load_span,
     store,
     store_span,
+    values_at,
 )
+from wafer_kernels.region_cache import Cache, read_vector
 
 __all__ = [
-    "ABSENT",
-    "EARLY",
-    "STALE",
     "Block",
-    "Cache",
     "Heads",
-    "append",
-    "erase",
     "finish",
     "gather",
-    "read_cache",
     "ring_pass",
-    "write_cache",
 ]
-
-ABSENT, STALE, EARLY = 1, 2, 3
-
-
-class Cache(NamedTuple):
-    """Where the KV of one request and layer lies: ``vectors`` equal vectors a token.
-
-    Slots of ``width`` elements are counted from ``top`` downwards. A slot is tagged with ``tag``
-    plus the token whose vector it holds; 0 is an empty one.
-    """
-
-    kind: int
-    width: int
-    tag: int
-    core: Int64
-    """Core that holds each vector (token, vector)."""
-    slot: Int64
-    """Its slot there (token, vector)."""
-    arrived: Int64
-    """Cycle at which each token's vectors are there (token,)."""
-    top: Int64
-    """Byte behind the first slot of every core (core,)."""
-    tags: Int64
-    """What every slot holds (core, slot)."""
 
 
 class Heads(NamedTuple):
@@ -181,25 +151,6 @@ def gather(arena: Bytes, grid: Grid, query: Matrix, heads: Heads, block: Block) 
 
 
 @kernel()
-def _read(
-    vector: Float32, arena: Bytes, cache: Cache, token: int, index: int, now: int, fault: Int64
-) -> None:
-    """Read one cached vector, or name what is wrong with it in ``fault``."""
-    core, slot = cache.core[token, index], cache.slot[token, index]
-    code = 0
-    if cache.tags[core, slot] == 0:
-        code = ABSENT
-    elif cache.tags[core, slot] != cache.tag + token:
-        code = STALE
-    elif cache.arrived[token] > now:
-        code = EARLY
-    if code != 0:
-        fault[0], fault[1], fault[2], fault[3] = code, core, token, slot
-    size = cache.width * (4 if cache.kind == Kind.FLOAT32 else 2)
-    load(vector, arena[core], cache.top[core] - (slot + 1) * size, cache.kind)
-
-
-@kernel()
 def _fetch(
     keys: Float32,
     values: Float32,
@@ -217,16 +168,16 @@ def _fetch(
     if heads.latent == 0:
         shared = head // heads.group
         for key in range(keys.shape[0]):
-            _read(keys[key], arena, cache, first + key, shared, now, fault)
+            read_vector(keys[key], arena, cache, first + key, shared, now, fault)
             other = heads.heads // heads.group + shared
-            _read(values[key], arena, cache, first + key, other, now, fault)
+            read_vector(values[key], arena, cache, first + key, other, now, fault)
         return
     rotary = cache.width - heads.latent
     plain = heads.key_width - rotary
     vector = np.empty(cache.width, np.float32)
     latents = np.empty((keys.shape[0], heads.latent), np.float32)
     for key in range(keys.shape[0]):
-        _read(vector, arena, cache, first + key, 0, now, fault)
+        read_vector(vector, arena, cache, first + key, 0, now, fault)
         latents[key] = vector[: heads.latent]
         keys[key, plain:] = vector[heads.latent :]
     weight = np.empty((heads.latent, plain + heads.value_width), np.float32)
@@ -254,6 +205,8 @@ def ring_pass(
     last_column: int,
 ) -> None:
     """Send one key tile from every row of cores around the ring of rows.
+
+    A tile is kept as keys by column, then values by row.
 
     Parameters
     ----------
@@ -287,7 +240,11 @@ def ring_pass(
                 _fetch(keys, values, arena, grid, cache, heads, expand, head, first[i, split],
                        now, faults[j])  # fmt: skip
                 at = heads.work[local] + unit * unit_bytes
-                store(memory, at, heads.kind, keys.reshape(-1))
+                across = np.empty((heads.key_width, count[i, split]), np.float32)
+                for key in range(count[i, split]):
+                    for d in range(heads.key_width):
+                        across[d, key] = keys[key, d]
+                store(memory, at, heads.kind, across.reshape(-1))
                 store(memory, at + key_elements * element, heads.kind, values.reshape(-1))
         for step in range(rows):
             for i in range(rows):
@@ -318,7 +275,7 @@ def _attend_tile(
     first: Int64,
     count: Int64,
 ) -> None:
-    """Let the queries of core (i, j) meet the key tile in its buffer, which started on row ``tile``."""
+    """Let the queries of core (i, j) meet the tile in its buffer, which started on row ``tile``."""
     rows, columns = grid.row_place.size, grid.column_place.size
     queries = _queries(block, heads, rows, i)
     if queries == 0:
@@ -328,8 +285,8 @@ def _attend_tile(
     element = 4 if heads.kind == Kind.FLOAT32 else 2
     buffer, at, states = _addresses(heads, local, queries)
     positions = np.empty(queries, np.int64)
-    for q in range(queries):
-        positions[q] = block.position + _token(heads, rows, i, q)
+    for query in range(queries):
+        positions[query] = block.position + _token(heads, rows, i, query)
     for unit in range(heads.units):
         head, split = divmod(j * heads.units + unit, heads.splits)
         if head >= heads.heads:
@@ -337,23 +294,20 @@ def _attend_tile(
         keys = count[tile, split]
         if keys == 0 or first[tile, split] > positions[-1]:
             continue
-        k = np.empty((keys, heads.key_width), np.float32)
-        v = np.empty((keys, heads.value_width), np.float32)
-        q = np.empty((queries, heads.key_width), np.float32)
-        from_buffer = heads.work[local] + step % 2 * buffer + unit * (buffer // heads.units)
-        load(k.reshape(-1), memory, from_buffer, heads.kind)
-        from_buffer += heads.key_tile * heads.key_width * element
-        load(v.reshape(-1), memory, from_buffer, heads.kind)
-        load(q.reshape(-1), memory, at + unit * q.size * element, heads.kind)
-        across = np.empty((heads.key_width, keys), np.float32)
-        for key in range(keys):
-            for d in range(heads.key_width):
-                across[d, key] = k[key, d]
+        q_address = at + unit * queries * heads.key_width * element
+        k_address = heads.work[local] + step % 2 * buffer + unit * (buffer // heads.units)
+        v_address = k_address + heads.key_tile * heads.key_width * element
+        q = np.empty(queries * heads.key_width, np.float32)
+        k = np.empty(heads.key_width * keys, np.float32)
+        v = np.empty(keys * heads.value_width, np.float32)
+        q_tile = values_at(q, memory, q_address, heads.kind).reshape(queries, -1)
+        k_tile = values_at(k, memory, k_address, heads.kind).reshape(-1, keys)
+        v_tile = values_at(v, memory, v_address, heads.kind).reshape(keys, -1)
         scores = np.zeros((queries, keys), np.float32)
-        product_add(scores, q, across)
+        product_add(scores, q_tile, k_tile)
         state = _load_state(memory, states, unit, queries, heads.value_width)
-        key_positions = first[tile, split] + np.arange(keys)
-        attend(state, scores, v, heads.scale, positions, key_positions, heads.window)
+        seen = first[tile, split] + np.arange(keys)
+        attend(state, scores, v_tile, heads.scale, positions, seen, heads.window)
         _store_state(memory, states, unit, state)
 
 
@@ -382,67 +336,3 @@ def finish(arena: Bytes, grid: Grid, target: Matrix, heads: Heads, block: Block)
             for q in range(queries):
                 row = block.first_row + _token(heads, rows, i, q)
                 store_span(arena, grid, target, row, head * heads.value_width, result[q])
-
-
-@kernel()
-def _write(arena: Bytes, cache: Cache, token: int, index: int, vector: Float32) -> None:
-    """Write one vector of a token to its slot, and tag it."""
-    core, slot = cache.core[token, index], cache.slot[token, index]
-    size = cache.width * (4 if cache.kind == Kind.FLOAT32 else 2)
-    store(arena[core], cache.top[core] - (slot + 1) * size, cache.kind, vector)
-    cache.tags[core, slot] = cache.tag + token
-
-
-@kernel()
-def append(
-    arena: Bytes, grid: Grid, source: Matrix, first_token: int, cache: Cache, low: int, high: int,
-    vector: int,
-) -> None:  # fmt: skip
-    """Write tokens ``low`` to ``high - 1`` of a matrix of keys, values or latents to their slots.
-
-    Parameters
-    ----------
-    arena, grid, source, first_token
-        Memories, the region, the matrix, and the token that its first row is.
-    cache, low, high
-        Where the vectors go, and of which tokens.
-    vector
-        Index of the first vector that a row is cut into.
-    """
-    one = np.empty(cache.width, np.float32)
-    for token in range(low, high):
-        for part in range(source.bounds[-1] // cache.width):
-            load_span(one, arena, grid, source, token - first_token, part * cache.width)
-            _write(arena, cache, token, vector + part, one)
-
-
-@kernel()
-def write_cache(arena: Bytes, cache: Cache, values: Float32) -> None:
-    """Write the KV of a request's first tokens (token, vectors x width) from outside."""
-    for token in range(values.shape[0]):
-        for index in range(cache.core.shape[1]):
-            first = index * cache.width
-            _write(arena, cache, token, index, values[token, first : first + cache.width])
-
-
-@kernel()
-def read_cache(values: Float32, arena: Bytes, cache: Cache, now: int, fault: Int64) -> None:
-    """Read all KV of a request's layer (token, vectors x width); ``fault`` as in ``ring_pass``."""
-    for token in range(values.shape[0]):
-        for index in range(cache.core.shape[1]):
-            first = index * cache.width
-            _read(
-                values[token, first : first + cache.width], arena, cache, token, index, now, fault
-            )
-
-
-@kernel()
-def erase(
-    arena: Bytes, core: Int64, slot: Int64, top: Int64, tags: Int64, size: int, byte: int
-) -> None:
-    """Fill slots of ``size`` bytes (slot,) with a byte and take their tags away."""
-    for i in range(core.size):
-        bottom = top[core[i]] - (slot[i] + 1) * size
-        for at in range(bottom, bottom + size):
-            arena[core[i], at] = byte
-        tags[core[i], slot[i]] = 0

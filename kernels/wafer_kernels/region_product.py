@@ -16,24 +16,24 @@ from wafer_kernels.region import (
     Matrix,
     copy_block,
     copy_rows,
-    load,
     load_span,
     part_start,
     store_span,
+    values_at,
 )
 
 __all__ = ["compute_shift", "row_vectors"]
 
 
 @kernel()
-def _slice(rows: int, columns: int, row: int, column: int, step: int) -> int:
-    """Slice that a logical core multiplies in a step of a compute-shift product.
+def _first_slice(rows: int, columns: int, row: int, column: int) -> int:
+    """Slice that a logical core multiplies first in a compute-shift product; others follow.
 
     The longer side circulates one slice a core; the shorter side is skewed by its share of them.
     """
     if columns >= rows:
-        return (row * columns // rows + column + step) % columns
-    return (column * rows // columns + row + step) % rows
+        return (row * columns // rows + column) % columns
+    return (column * rows // columns + row) % rows
 
 
 @kernel()
@@ -74,12 +74,13 @@ def compute_shift(
     arriving_a, arriving_b
         Address of each core's buffers (core,) [byte].
     first_core, last_core
-        Cores that work, in logical order, the last one not among them.
+        Cores that work, in logical order down the columns, the last one not among them.
     """
     rows, columns = grid.row_place.size, grid.column_place.size
     slices, inner = max(rows, columns), b.line.size
+    starts = np.array([part_start(inner, slices, s) for s in range(slices + 1)])
     for core in range(first_core, last_core):
-        i, j = core // columns, core % columns
+        j, i = divmod(core, rows)  # the weights of a column stay in the host's cache
         low, high = part_start(a_rows.size, rows, i), part_start(a_rows.size, rows, i + 1)
         first, width = b.bounds[j], b.bounds[j + 1] - b.bounds[j]
         if high == low or width == 0:
@@ -87,18 +88,17 @@ def compute_shift(
         line = grid.row_place[i]
         local = line * columns + grid.column_place[j]
         here, memory = grid.first_core + local, arena[grid.first_core + local]
+        skew = _first_slice(rows, columns, i, j)
         sums = np.zeros((high - low, width), np.float32)
         left = np.empty((high - low) * -(-inner // slices), np.float32)
         right = np.empty(-(-inner // slices) * width, np.float32)
         for step in range(slices):
-            s = _slice(rows, columns, i, j, step)
-            k = part_start(inner, slices, s)
-            depth = part_start(inner, slices, s + 1) - k
+            s = skew + step if skew + step < slices else skew + step - slices
+            k, depth = starts[s], starts[s + 1] - starts[s]
             copy_rows(arena, here, arriving_a[local], grid, a, a_rows[low:high], k, depth)
             copy_block(arena, here, arriving_b[local], grid, b, k, depth, j)
-            a_slice, b_slice = left[: (high - low) * depth], right[: depth * width]
-            load(a_slice, memory, arriving_a[local], a.kind)
-            load(b_slice, memory, arriving_b[local], b.kind)
+            a_slice = values_at(left[: (high - low) * depth], memory, arriving_a[local], a.kind)
+            b_slice = values_at(right[: depth * width], memory, arriving_b[local], b.kind)
             product_add(sums, a_slice.reshape(high - low, depth), b_slice.reshape(depth, width))
         if bias.line.size > 0:
             offset = np.empty(width, np.float32)

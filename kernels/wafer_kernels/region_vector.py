@@ -28,7 +28,7 @@ def norm(
     width: int,
     epsilon: float,
 ) -> None:
-    """Scale the first ``width`` columns of each of ``groups`` equal groups by their root mean square.
+    """Scale the first ``width`` columns of each of equal groups by their root mean square.
 
     The columns behind stay as they are; ``target`` may be ``source``. ``weight`` has a copy on
     every line of cores.

@@ -10,7 +10,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from wafer_emu.emulate import Run, emulate
+from wafer_emu.emulation import Run, emulate
 from wafer_emu.model import Model
 from wafer_emu.validate import validate
 from wafer_emu.wafer import Wafer

@@ -18,7 +18,7 @@ from wafer_emu.__main__ import main
 from wafer_emu.terminal import Ui
 from wafer_kernels.errors import CapacityError
 
-EMULATOR = import_module("wafer_emu.emulate")  # its name in the package is also a function's
+EMULATOR = import_module("wafer_emu.emulation")  # its name in the package is also a function's
 JOB = ["--wafer", "wse-2", "--model", "llama-3-8b"]
 Capture = pytest.CaptureFixture[str]
 

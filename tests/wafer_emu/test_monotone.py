@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.wafer_emu.small import DIES, LLAMA, TINY
-from wafer_emu.emulate import emulate
+from wafer_emu.emulation import emulate
 from wafer_emu.model import Model
 from wafer_emu.wafer import Wafer
 from wafer_emu.workload import Workload

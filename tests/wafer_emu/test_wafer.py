@@ -21,7 +21,8 @@ COARSE = ("dojo-tile", "wsc-54", "watos-56")
 
 def test_the_shipped_wafers() -> None:
     assert set(PRESETS) >= {
-        "wse-2", "wse-3", "wse-3-pipeline", "dojo-tile", "wsc-54", "watos-56", "tiny-4x4", "check-32x32"
+        "wse-2", "wse-3", "wse-3-pipeline", "dojo-tile", "wsc-54", "watos-56", "tiny-4x4",
+        "check-32x32",
     }  # fmt: skip
 
 

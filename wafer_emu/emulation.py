@@ -14,12 +14,14 @@ import numpy.typing as npt
 import mocap.policy
 from mocap.policy import Policy
 from wafer_emu.activity import Activity
-from wafer_emu.deployment import Shelf
+from wafer_emu.deployment import PAGE_TOKENS, Shelf
+from wafer_emu.engine import run_plan
 from wafer_emu.frames import Frames
 from wafer_emu.model import Model
 from wafer_emu.options import Options
-from wafer_emu.plan import Plan, make_plan
+from wafer_emu.plan import LEANEST, Plan, make_plan, most_tokens
 from wafer_emu.replay import Books, replay
+from wafer_emu.search import search
 from wafer_emu.summary import summarise
 from wafer_emu.wafer import Wafer
 from wafer_emu.workload import MAX_TOKENS, Workload
@@ -29,7 +31,8 @@ from wafer_kernels.errors import CapacityError, DeadlockError, UsageError
 if TYPE_CHECKING:
     import xarray as xr
 
-    from wafer_emu.numbers import LogitsOf, Numbers, Values
+    from wafer_emu.numbers import LogitsOf
+    from wafer_emu.values import Numbers, Values
 
 __all__ = ["Progress", "Run", "compare", "emulate", "max_length"]
 
@@ -191,32 +194,37 @@ def _emulate(
     tell = progress or (lambda what, share: None)
     with Frames.open(record, wafer, options, frames) as kept:
         tell("plan", 0.0)
-        plan = make_plan(wafer, model, workload, _policy(policy, options), options, shelf)
+        plan, searched = _plan(
+            wafer, model, workload, _policy(policy, options), options, shelf, tell
+        )
         tell("run", 0.3)
-        schedule = _run(plan)
+        schedule = run_plan(plan)
         tell("replay", 0.5)
         activity = Activity(plan)
         kept.start(plan, schedule, activity)
         books = replay(plan, schedule, kept.before)
         tell("summary", 0.9)
         summary = summarise(plan, schedule, books, activity, model, workload)
+        summary["settings"]["search"] = searched
         kept.finish(plan, schedule, books, summary)
     tell("done", 1.0)
     return Run(summary, plan, schedule, books, None if record is None else Path(record))
 
 
-def _run(plan: Plan) -> pipeline.Schedule:
-    schedule = pipeline.schedule(*plan.compute.shape)
-    if pipeline.run(plan.tasks, plan.slot, schedule) != pipeline.DONE:
-        stage, task = np.argwhere(schedule.end == 0)[0]
-        raise DeadlockError(
-            f"stage {stage} can never start chunk {plan.chunk[task]} of request "
-            f"{plan.request[task]}: an admitted plan should not deadlock, please report this",
-            stage=int(stage),
-            chunk=int(plan.chunk[task]),
-            request=int(plan.request[task]),
-        )
-    return schedule
+def _plan(
+    wafer: Wafer,
+    model: Model,
+    workload: Workload,
+    policy: Policy,
+    options: Options,
+    shelf: Shelf,
+    tell: Progress,
+) -> tuple[Plan, dict[str, Any] | None]:
+    """The plan that is asked for, or the best one found; what was tried if any was searched."""
+    if "auto" in (options.stages, options.chunks):
+        found = search(wafer, model, workload, policy, options, shelf, tell)
+        return found.plan, found.tried
+    return make_plan(wafer, model, workload, policy, options, shelf), None
 
 
 def compare(
@@ -298,7 +306,7 @@ def max_length(
     progress: Progress | None = None,
     **overrides: Any,
 ) -> list[dict[str, Any]]:
-    """Longest prompt that each policy's plan holds, by bisection on the plan itself.
+    """Longest prompt that each policy's plan holds, by bisection on the plan itself, in pages.
 
     Returns
     -------
@@ -338,26 +346,29 @@ def _longest(
         nonlocal refusal
         try:
             workload = Workload.single(tokens, prefix_tokens)
-            make_plan(wafer, model, workload, policy, options, shelf)
+            make_plan(wafer, model, workload, policy, options, shelf, leans=(LEANEST,))
         except CapacityError as error:
             refusal = {**error.details, "message": error.message}
             return False
         return True
 
-    low, high = prefix_tokens, prefix_tokens + 1
-    while high <= MAX_TOKENS and fits(high):
-        low, high = high, 2 * high
-    high = min(high, MAX_TOKENS + 1)
+    try:
+        most = min(MAX_TOKENS, most_tokens(wafer, model, policy, options, shelf))
+    except CapacityError as error:
+        return 0, {**error.details, "message": error.message}
+    low, high = prefix_tokens // PAGE_TOKENS, most // PAGE_TOKENS + 1  # a plan moves whole pages
     while high - low > 1:
         middle = (low + high) // 2
-        if fits(middle):
+        if fits(middle * PAGE_TOKENS):
             low = middle
         else:
             high = middle
-    if low == prefix_tokens:
+    tokens = low * PAGE_TOKENS
+    if tokens <= prefix_tokens:
+        fits(prefix_tokens + 1)
         return 0, refusal
-    if low == MAX_TOKENS:
-        return low, {"limit": f"prompts of more than {MAX_TOKENS:,} tokens are not accepted"}
-    fits(low + 1)
+    if tokens == MAX_TOKENS:
+        return tokens, {"limit": f"prompts of more than {MAX_TOKENS:,} tokens are not accepted"}
+    fits(tokens + PAGE_TOKENS)
     refusal.pop("weights", None)
-    return low, refusal
+    return tokens, refusal

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -23,7 +24,7 @@ __all__ = ["demo"]
 WAFER, MODEL, TOKENS, STAGES, FRAMES = "wse-2", "llama-3-8b", 32_768, 8, 24
 POLICIES = ("gpipe", "uniform", "terapipe", "lbcp", "mbkr", "mocap")
 LONG_POLICIES = ("terapipe", "mbkr", "mocap")
-LONG_STEP_TOKENS = 256
+LONG_STEP_TOKENS = 1024
 
 
 def demo(
@@ -66,7 +67,15 @@ def demo(
         progress=_part(ui, 0.0, 0.7),
     )
     whole = whole_wafer(wafer, model, workload, options, rows, _part(ui, 0.0, 0.7))
-    lengths = max_length(wafer, model, POLICIES, options=options, progress=_part(ui, 0.7, 0.85))
+    lengths = max_length(
+        wafer,
+        model,
+        POLICIES,
+        options=options,
+        grain_tokens=LONG_STEP_TOKENS,
+        processes=os.cpu_count() or 1,
+        progress=_part(ui, 0.7, 0.85),
+    )
     longest = {row["policy"]: row["max_tokens"] for row in lengths}
     tokens = _between(longest["terapipe"], longest["mocap"])
     long_rows: list[dict[str, Any]] = []

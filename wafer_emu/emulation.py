@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import multiprocessing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -303,10 +306,15 @@ def max_length(
     *,
     options: Options | None = None,
     prefix_tokens: int = 0,
+    grain_tokens: int = PAGE_TOKENS,
+    processes: int = 1,
     progress: Progress | None = None,
     **overrides: Any,
 ) -> list[dict[str, Any]]:
-    """Longest prompt that each policy's plan holds, by bisection on the plan itself, in pages.
+    """Longest prompt that each policy's plan holds, by bisection on the plan itself.
+
+    Lengths are multiples of ``grain_tokens``; a plan moves whole pages. ``processes`` share the
+    policies out.
 
     Returns
     -------
@@ -315,32 +323,45 @@ def max_length(
         (what refuses one token more: stage, core or tier, slot, items).
     """
     options = replace(options or Options(), **overrides)
-    rows: list[dict[str, Any]] = []
-    shelf: Shelf = {}
-    for index, policy in enumerate(policies):
-        name = policy if isinstance(policy, str) else policy.name
-        if progress is not None:
-            progress(f"longest prompt under {name}", index / len(policies))
-        tokens, limiting = _longest(
-            wafer, model, _own_options(policy, options), options, prefix_tokens, shelf
-        )
-        rows.append({"policy": name, "max_tokens": tokens, "limiting": limiting})
-    first = rows[0]["max_tokens"]
-    for row in rows:
-        row["ratio"] = row["max_tokens"] / first if first else None
-    return rows
+    if "auto" in (options.stages, options.chunks):
+        raise UsageError("the longest prompt is that of one layout: give stages and chunks numbers")
+    asked = [_own_options(policy, options) for policy in policies]
+    one = partial(_longest, wafer, model, options, prefix_tokens, grain_tokens)
+    found: list[tuple[int, dict[str, Any]]] = []
+    with ExitStack() as stack:
+        answers: Iterator[tuple[int, dict[str, Any]]] = map(one, asked)
+        if processes > 1:
+            # Spawned, not forked: a fork hangs after a parallel kernel.
+            spawn = multiprocessing.get_context("spawn")
+            pool = ProcessPoolExecutor(min(processes, len(asked)), mp_context=spawn)
+            answers = stack.enter_context(pool).map(one, asked)
+        for policy in asked:
+            if progress is not None:
+                progress(f"longest prompt under {policy.name}", len(found) / len(asked))
+            found.append(next(answers))
+    first = found[0][0]
+    return [
+        {
+            "policy": policy.name,
+            "max_tokens": tokens,
+            "limiting": limiting,
+            "ratio": tokens / first if first else None,
+        }
+        for policy, (tokens, limiting) in zip(asked, found, strict=True)
+    ]
 
 
 def _longest(
     wafer: Wafer,
     model: Model,
-    policy: Policy,
     options: Options,
     prefix_tokens: int,
-    shelf: Shelf,
+    grain_tokens: int,
+    policy: Policy,
 ) -> tuple[int, dict[str, Any]]:
     """Longest prompt that a plan holds, and why no longer one does."""
     refusal: dict[str, Any] = {}
+    shelf: Shelf = {}
 
     def fits(tokens: int) -> bool:
         nonlocal refusal
@@ -356,19 +377,19 @@ def _longest(
         most = min(MAX_TOKENS, most_tokens(wafer, model, policy, options, shelf))
     except CapacityError as error:
         return 0, {**error.details, "message": error.message}
-    low, high = prefix_tokens // PAGE_TOKENS, most // PAGE_TOKENS + 1  # a plan moves whole pages
+    low, high = prefix_tokens // grain_tokens, most // grain_tokens + 1
     while high - low > 1:
         middle = (low + high) // 2
-        if fits(middle * PAGE_TOKENS):
+        if fits(middle * grain_tokens):
             low = middle
         else:
             high = middle
-    tokens = low * PAGE_TOKENS
+    tokens = low * grain_tokens
     if tokens <= prefix_tokens:
         fits(prefix_tokens + 1)
         return 0, refusal
     if tokens == MAX_TOKENS:
         return tokens, {"limit": f"prompts of more than {MAX_TOKENS:,} tokens are not accepted"}
-    fits(tokens + PAGE_TOKENS)
+    fits(tokens + grain_tokens)
     refusal.pop("weights", None)
     return tokens, refusal

@@ -21,8 +21,7 @@ from wafer_emu.memory import kv_quanta_per_token, kv_quantum_bytes
 from wafer_emu.placement import Stage
 from wafer_emu.plan import Plan
 from wafer_emu.program import Norm, Product, Task, layer_operations, lower
-from wafer_emu.replay import END, START
-from wafer_emu.replay import events as events
+from wafer_emu.replay import END, START, events
 from wafer_emu.stage_numbers import run
 from wafer_emu.stage_products import answer
 from wafer_emu.stage_tensors import Job, StageTensors

@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from wafer_emu.emulation import Progress, emulate, max_length
+import mocap.policy
+from wafer_emu.emulation import Progress, emulate
 from wafer_emu.model import Model
 from wafer_emu.options import Options
+from wafer_emu.plan import most_tokens
 from wafer_emu.wafer import Wafer
 from wafer_emu.workload import Workload
 from wafer_kernels.errors import CapacityError
@@ -42,8 +44,8 @@ def pipeline_offer(
     dict or None
         ``one_stage`` and ``pipeline``, each with ``policy``, ``stages``, ``chunks``,
         ``makespan_cycles`` of the workload, ``noc_byte_hops`` of it, ``stream_requests_per_second``
-        of equal requests back to back, ``max_tokens``. None if no search was made, more than one
-        stage won, or no pipeline fits.
+        of equal requests back to back, ``most_tokens`` whose KV there is room for. None if no
+        search was made, more than one stage won, or no pipeline fits.
     """
     found = summary["settings"]["search"]
     if found is None or found["chosen"]["stages"] > 1:
@@ -52,24 +54,24 @@ def pipeline_offer(
     if not pipelines:
         return None
     best = min(pipelines, key=lambda one: one["cycles"])
-    longest = max(workload.requests, key=lambda one: one.tokens)
-    stream = Workload.equal(STREAM, longest.tokens, longest.prefix_tokens)
+    request = max(workload.requests, key=lambda one: one.tokens)
+    stream = Workload.equal(STREAM, request.tokens, request.prefix_tokens)
 
     def figures(one: Mapping[str, Any]) -> dict[str, Any]:
         layout = replace(options, stages=one["stages"], chunks=one["chunks"], policy={})
-        layouts = {"policy": one["policy"], "stages": one["stages"], "chunks": one["chunks"]}
         run = emulate(wafer, model, workload, one["policy"], options=layout).summary
         try:
             many = emulate(wafer, model, stream, one["policy"], options=layout).summary
         except CapacityError:
             many = None
-        longest = max_length(wafer, model, [one["policy"]], options=layout)[0]
         return {
-            **layouts,
+            "policy": one["policy"],
+            "stages": one["stages"],
+            "chunks": one["chunks"],
             "makespan_cycles": run["makespan_cycles"],
             "noc_byte_hops": run["noc_byte_hops"],
             "stream_requests_per_second": many and many["requests_per_second"],
-            "max_tokens": longest["max_tokens"],
+            "most_tokens": most_tokens(wafer, model, mocap.policy.get(one["policy"]), layout, {}),
         }
 
     progress("what a pipeline would buy", 1.0)

@@ -56,12 +56,12 @@ def _timed(one: Mapping[str, Any], wafer: Wafer) -> str:
 
 def _offered(offer: Mapping[str, Any]) -> str:
     whole, pipeline = offer["one_stage"], offer["pipeline"]
-    traffic = whole["noc_byte_hops"] / pipeline["noc_byte_hops"]
+    traffic = pipeline["noc_byte_hops"] / whole["noc_byte_hops"]
     return (
         f"One stage is fastest. {_plan(pipeline)} would take "
         f"{pipeline['makespan_cycles'] / whole['makespan_cycles']:.2f}x as long; requests back to "
         f"back {rate(pipeline['stream_requests_per_second'], 'requests/s')} instead of "
-        f"{rate(whole['stream_requests_per_second'], 'requests/s')}; longest prompt "
-        f"{count(pipeline['max_tokens'])} instead of {count(whole['max_tokens'])} tokens; "
-        f"traffic on the mesh {traffic:.2f} times less."
+        f"{rate(whole['stream_requests_per_second'], 'requests/s')}; room for the KV of at most "
+        f"{count(pipeline['most_tokens'])} instead of {count(whole['most_tokens'])} tokens; "
+        f"{traffic:.2f}x the traffic on the mesh."
     )

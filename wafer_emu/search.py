@@ -125,9 +125,9 @@ def search(
     Every candidate is first judged by one even chunk in the middle of the longest request,
     ``(M + N - 1) t(L / M, (L - L / M) / 2)``, within half the time, and they are planned and run in
     that order until ``search_seconds`` are over; the one that runs then is finished, and one that
-    fits is waited for, as are rivals of a fixed number of stages and the most promising pipeline. The
-    policy's rivals are tried with the stages and chunks that suited it, and win where they are
-    faster.
+    fits is waited for, as are rivals of a fixed number of stages and the most promising pipeline.
+    The policy's rivals are tried with the stages and chunks that suited it, and win where they
+    are faster.
 
     Parameters
     ----------
@@ -164,7 +164,8 @@ def search(
             if expected > WORSE * least:
                 break
             least = min(least, expected)
-        if time.monotonic() - begun > options.search_seconds / 2:
+        half = time.monotonic() - begun > options.search_seconds / 2
+        if half and any(candidate.stages > 1 for candidate in hunt.queue):
             break
     if not hunt.queue:
         assert wrong is not None

@@ -261,13 +261,13 @@ def test_demo_compares_then_takes_a_prompt_between_terapipe_and_mocap(
     folder = tmp_path / "new" / "runs"
     found = parsed(capsys, "demo", "-o", str(folder))["result"]
     policies = ("gpipe", "uniform", "terapipe", "lbcp", "mbkr", "mocap")
-    tokens = 55_000 // 256 * 256
+    tokens = 55_000 // 1024 * 1024
     assert asked_for == [(32_768, policies, True), (tokens, ("terapipe", "mbkr", "mocap"), False)]
     assert found["long_prompt"]["tokens"] == tokens
     assert found["files"] == {name: str(folder / f"{name}.h5") for name in policies}
     assert main(["demo", "-o", str(folder)]) == 0
     text = capsys.readouterr().out
-    assert "A prompt that terapipe cannot hold: 54,784 tokens" in text
+    assert "A prompt that terapipe cannot hold: 54,272 tokens" in text
     assert "terapipe refuses" in text
     longest["mocap"] = 50_000
     assert parsed(capsys, "demo", "-o", str(folder))["result"]["long_prompt"]["tokens"] is None

@@ -6,10 +6,21 @@ from collections.abc import Sequence
 
 from mocap.policy import Policy, Request
 
-__all__ = ["PrefillOnly"]
+__all__ = ["PrefillOnly", "ShortestFirst"]
 
 
-class PrefillOnly(Policy):
+class ShortestFirst(Policy):
+    """Serves, of the requests that wait, the one with the fewest tokens left to compute."""
+
+    def order(self, requests: Sequence[Request]) -> list[Request]:
+        """Waiting requests, the shortest first."""
+        return sorted(
+            requests,
+            key=lambda request: (request.new_tokens, request.arrival_cycle, request.index),
+        )
+
+
+class PrefillOnly(ShortestFirst):
     """One stage; linear layers by token tiles, attention whole, KV freed after each layer."""
 
     name = "prefill-only"
@@ -18,10 +29,3 @@ class PrefillOnly(Policy):
     kv_lifetime = "layer"
     streams_tokens = True
     uses = frozenset()
-
-    def order(self, requests: Sequence[Request]) -> list[Request]:
-        """Waiting requests, the one with the fewest tokens left to compute first."""
-        return sorted(
-            requests,
-            key=lambda request: (request.new_tokens, request.arrival_cycle, request.index),
-        )

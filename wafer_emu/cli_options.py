@@ -99,12 +99,21 @@ class Prompt:
         Number of equal requests.
     workload
         Trace of requests: CSV or JSON lines, instead of --tokens.
+    head
+        Only the first N requests of the trace.
+    compress
+        The trace's requests arrive X times as fast.
+    prefix_reuse
+        Token blocks that an earlier request of the trace had are not computed again.
     """
 
     tokens: Count | None = None
     prefix_tokens: Natural = 0
     requests: Requests = 1
     workload: File | None = None
+    head: Count | None = None
+    compress: Positive = 1.0
+    prefix_reuse: Switch = False
 
     def load(self) -> Workload:
         """Read or make the requests; UsageError if both or neither way is given."""
@@ -114,11 +123,20 @@ class Prompt:
             both = "not both" if self.tokens else "and neither was given"
             raise UsageError(f"the prompt is given by --tokens or by --workload, {both}")
         if self.tokens is not None:
+            if self.head is not None or self.compress != 1 or self.prefix_reuse:
+                raise UsageError(
+                    "--head, --compress and --prefix-reuse belong to --workload, not to --tokens"
+                )
             return Workload.equal(self.requests, self.tokens, self.prefix_tokens)
         if self.requests != 1 or self.prefix_tokens:
             raise UsageError("--requests and --prefix-tokens belong to --tokens, not to --workload")
         assert self.workload is not None
-        return Workload.from_file(self.workload)
+        requests = Workload.from_file(self.workload)
+        if self.head is not None:
+            requests = requests.head(self.head)
+        if self.compress != 1:
+            requests = requests.compressed(self.compress)
+        return requests.with_prefix_reuse() if self.prefix_reuse else requests
 
 
 @_group("Pipeline", 3)

@@ -393,7 +393,9 @@ def deploy(
     stages = len(regions)
     chunk = options.chunk_tokens or -(-longest.new_tokens // (options.given_chunks or stages))
     chunk = min(chunk, longest.new_tokens)
-    tile = max(1, -(-chunk // 2**lean))
+    tile = -(-chunk // 2**lean)
+    if not policy.streams_tokens:  # chunks are whole pages: an even one is then one tile
+        tile = -(-tile // PAGE_TOKENS) * PAGE_TOKENS
     prefix = longest.prefix_tokens + longest.new_tokens // 2
     clocks = _Clocks(wafer, model, options, tiers, lean, shelf)
     costs: dict[tuple[object, ...], int] = {}

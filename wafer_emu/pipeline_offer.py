@@ -47,7 +47,7 @@ def pipeline_offer(
         of equal requests back to back, ``most_tokens`` whose KV there is room for. None if no
         search was made, more than one stage won, or no pipeline fits.
     """
-    found = summary["settings"]["search"]
+    found = summary["settings"].get("search")
     if found is None or found["chosen"]["stages"] > 1:
         return None
     pipelines = [one for one in found["tried"] if one["stages"] > 1 and "error" not in one]

@@ -173,7 +173,7 @@ def _plan_in(
         for each in range(lean, finest + 1)
     ]
     deployment = min(deployments, key=lambda each: _whole_cycles(each, longest))
-    requests = policy.order(waiting)
+    requests = _in_service_order(deployment, policy, waiting)
     chunks = options.given_chunks or len(deployment.stages)
     usual = min(deployment.tile_tokens * 2**lean, longest.new_tokens)
     _refuse_too_long(deployment, policy, longest)
@@ -295,6 +295,32 @@ def _told(
     return deployment.setting(
         chunks, [memory.kv_quanta(load_tokens) for memory in memories], resident
     )
+
+
+def _in_service_order(
+    deployment: Deployment, policy: Policy, requests: Sequence[Request]
+) -> list[Request]:
+    """Requests in the order in which a policy takes them, each time among those that have arrived.
+
+    It chooses as stage 0 becomes free, which is predicted: a request keeps stage 0 for as long as
+    it would in one chunk.
+    """
+    coming = sorted(requests, key=lambda one: (one.arrival_cycle, one.index), reverse=True)
+    if type(policy).order is Policy.order or coming[0].arrival_cycle == coming[-1].arrival_cycle:
+        return policy.order(requests)
+    waiting: list[Request] = []
+    served: list[Request] = []
+    free = 0
+    while coming or waiting:
+        if not waiting:
+            free = max(free, coming[-1].arrival_cycle)
+        while coming and coming[-1].arrival_cycle <= free:
+            waiting.append(coming.pop())
+        following = policy.order(waiting)[0]
+        waiting.remove(following)
+        served.append(following)
+        free += deployment.stage_cost(0, following.new_tokens, following.prefix_tokens)
+    return served
 
 
 def _cut_all(

@@ -15,7 +15,7 @@ from wafer_emu.placement import (
     split_layers,
 )
 from wafer_emu.wafer import Wafer
-from wafer_kernels.errors import CapacityError, UsageError
+from wafer_kernels.errors import UsageError
 
 few = settings(max_examples=60, deadline=None)
 WSE = Wafer.preset("wse-2")
@@ -197,10 +197,10 @@ def test_the_best_split_is_found(
     known = [[each for each in costs(counts) if each] for counts in splits(layers, stages)]
     possible = [each for each in known if len(each) == stages]
     if not possible:
-        with pytest.raises(CapacityError, match="what would help"):
-            split_layers(layers, stages, cost)
+        assert split_layers(layers, stages, cost) is None
         return
     found = split_layers(layers, stages, cost)
+    assert found is not None
     assert sum(found) == layers
     cycles = [each for each in costs(tuple(found)) if each]
     assert len(cycles) == stages

@@ -41,6 +41,7 @@ from wafer_kernels import pipeline
 from wafer_kernels.errors import CapacityError
 
 LAYOUTS = ((8, 8), (8, 16), (16, 16))
+LEDGER_POLICIES = ("terapipe", "uniform", "lbcp", "mbkr", "mocap")
 GRAIN_TOKENS = 1024  # longest prompts are found in multiples of this
 LINK_BYTES_PER_SECOND = (1, 3, 10, 30, 100, 300, 1000, 4000)  # [GB/s]
 AMPLE_BYTES = 1 << 50  # a KV budget that never binds: both work with full tiles
@@ -177,19 +178,16 @@ def ledger(bench: Bench, lengths: Sequence[int]) -> Iterator[Row]:
     for stages, chunks in LAYOUTS:
         options = Options(stages=stages, chunks=chunks, kv_tier="sram")
         row: Row = {"model": bench.model.name, "N": stages, "M": chunks}
-        asked = ("uniform", "lbcp", "mbkr", "mocap")
         found = max_length(
-            bench.wafer, bench.model, asked, options=options, grain_tokens=GRAIN_TOKENS
+            bench.wafer, bench.model, LEDGER_POLICIES, options=options, grain_tokens=GRAIN_TOKENS
         )
-        for each in found:
-            row[each["policy"]] = each["max_tokens"]
-        if found[0]["max_tokens"]:
-            plan = bench.plan("mbkr", found[2]["max_tokens"], options)
+        row |= {each["policy"]: each["max_tokens"] for each in found}
+        if row["terapipe"]:
+            plan = bench.plan("mbkr", row["mbkr"], options)
             static = _static_tokens(plan)
-            row["mbkr/uniform"] = row["mbkr"] / row["uniform"]
-            row["mocap/lbcp"] = row["mocap"] / row["lbcp"]
+            row["mbkr/terapipe"] = row["mbkr"] / row["terapipe"]
             row["static"] = static
-            row["static gain"] = static / row["uniform"]
+            row["static gain"] = static / row["terapipe"]
             row["dynamic gain"] = row["mbkr"] / static
             row["price at longest [%]"] = 100 * (_price(plan) - 1)
         yield row

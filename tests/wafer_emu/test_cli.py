@@ -84,6 +84,8 @@ def test_run_hands_every_option_over(asked: dict[str, Any], capsys: Capture) -> 
         "embedding": "first-stage",
         "placement": "folded-ring",
         "causal_skip": False,
+        "objective": "latency",
+        "search_seconds": 10.0,
         "seed": 7,
         "policy": {"partner": "mirror", "group_size": 2},
     }

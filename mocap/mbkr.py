@@ -20,13 +20,20 @@ class Reallocating(Policy):
     `partner` names who may host: the stage N/2 further (``offset``), the mirrored one, the other
     members of a group of `group_size` equally lagged stages, or whoever the transport plan of
     least byte-hops (``optimal``) chooses. `trigger` moves what does not fit (``overflow``) or
-    whatever evens out the room (``balance``). `moved` picks the chunks that go.
+    whatever evens out the room (``balance``). `moved` picks the chunks that go. Later chunks
+    ``stream`` what lives away back layer by layer, or ``attend`` there: queries go, partial
+    softmax results come back.
     """
 
     partner: Literal["offset", "mirror", "groups", "optimal"] = "offset"
     group_size: Annotated[int, msgspec.Meta(ge=2)] = 4
     trigger: reallocation.Trigger = "overflow"
     moved: reallocation.Moved = "newest"
+    read_back: Literal["stream", "attend"] = "stream"
+
+    def attends_remotely(self) -> bool:
+        """Whether `read_back` says so."""
+        return self.read_back == "attend"
 
     def reallocate(self, cuts: Sequence[Sequence[int]], setting: Setting) -> list[Move]:
         """Plan where KV lives, slot by slot."""

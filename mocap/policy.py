@@ -155,6 +155,10 @@ class Policy:
         """KV that lives away from home, for chunk sizes `cuts` (request, chunk): none."""
         return []
 
+    def attends_remotely(self) -> bool:
+        """Whether queries go to KV that lives away from home, instead of the KV to them."""
+        return False
+
     @classmethod
     def option_types(cls) -> dict[str, Any]:
         """Type of every option of this policy, by name."""

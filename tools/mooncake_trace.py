@@ -1,6 +1,6 @@
 """Time to first token and throughput of each policy under the Mooncake conversation trace.
 
-python tools/mooncake_trace.py [TRACE.jsonl] [--wafer wsc-54] [--model llama-3-8b] [--head 200]
+python tools/mooncake_trace.py TRACE.jsonl [--wafer wsc-54] [--model llama-3-8b] [--head 200]
                                [--compress 1,4,8] [--markdown | --json]
 
 The trace is part of the Mooncake release (FAST '25) and not of this package. Requests are served
@@ -32,7 +32,6 @@ from wafer_emu.wafer import Wafer
 from wafer_emu.workload import Workload
 from wafer_kernels.errors import CapacityError
 
-TRACE = "../shared/traces/mooncake_conversation.jsonl"
 POLICIES = ("gpipe", "layerwise", "uniform", "mocap")
 QUANTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 
@@ -94,7 +93,7 @@ def text(value: object) -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("trace", nargs="?", type=Path, default=Path(TRACE))
+    parser.add_argument("trace", type=Path)
     parser.add_argument("--wafer", default="wsc-54")
     parser.add_argument("--model", default="llama-3-8b")
     parser.add_argument("--head", type=int, default=200)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -56,38 +58,43 @@ def demo(
     wafer, model, options = Wafer.preset(WAFER), Model.preset(MODEL), Options(stages=STAGES)
     workload = Workload.single(TOKENS)
     files = {policy: folder / f"{policy}.h5" for policy in POLICIES}
-    rows = compare(
-        wafer,
-        model,
-        workload,
-        POLICIES,
-        options=options,
-        record=files.__getitem__,
-        frames=FRAMES,
-        progress=_part(ui, 0.0, 0.7),
-    )
-    whole = whole_wafer(wafer, model, workload, options, rows, _part(ui, 0.0, 0.7))
-    lengths = max_length(
-        wafer,
-        model,
-        POLICIES,
-        options=options,
-        grain_tokens=LONG_STEP_TOKENS,
-        processes=os.cpu_count() or 1,
-        progress=_part(ui, 0.7, 0.85),
-    )
-    longest = {row["policy"]: row["max_tokens"] for row in lengths}
-    tokens = _between(longest["terapipe"], longest["mocap"])
-    long_rows: list[dict[str, Any]] = []
-    if tokens is not None:
-        long_rows = compare(
+    # Spawned, not forked: a fork hangs after a parallel kernel.
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(os.cpu_count(), mp_context=spawn) as pool:
+        rows = compare(
             wafer,
             model,
-            Workload.single(tokens),
-            LONG_POLICIES,
+            workload,
+            POLICIES,
             options=options,
-            progress=_part(ui, 0.85, 1.0),
+            record=files.__getitem__,
+            frames=FRAMES,
+            pool=pool,
+            progress=_part(ui, 0.0, 0.4),
         )
+        lengths = max_length(
+            wafer,
+            model,
+            POLICIES,
+            options=options,
+            grain_tokens=LONG_STEP_TOKENS,
+            pool=pool,
+            progress=_part(ui, 0.4, 0.75),
+        )
+        longest = {row["policy"]: row["max_tokens"] for row in lengths}
+        tokens = _between(longest["terapipe"], longest["mocap"])
+        long_rows: list[dict[str, Any]] = []
+        if tokens is not None:
+            long_rows = compare(
+                wafer,
+                model,
+                Workload.single(tokens),
+                LONG_POLICIES,
+                options=options,
+                pool=pool,
+                progress=_part(ui, 0.75, 0.95),
+            )
+    whole = whole_wafer(wafer, model, workload, options, rows, _part(ui, 0.95, 1.0))
     result = {
         "rows": rows,
         "whole_wafer": whole,

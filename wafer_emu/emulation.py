@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import multiprocessing
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -239,12 +237,14 @@ def compare(
     options: Options | None = None,
     record: Callable[[str], Path] | None = None,
     frames: int = 64,
+    pool: Executor | None = None,
     progress: Progress | None = None,
     **overrides: Any,
 ) -> list[dict[str, Any]]:
     """Run the same work under several policies; the first is the reference.
 
-    A policy that does not fit keeps its row, with ``error`` and null ratios.
+    A policy that does not fit keeps its row, with ``error`` and null ratios. A ``pool`` of
+    processes shares the policies out.
 
     Raises
     ------
@@ -252,31 +252,24 @@ def compare(
         If the question itself is wrong, under any policy.
     """
     options = replace(options or Options(), **overrides)
+    asked = [_own_options(policy, options) for policy in policies]
+    files = [None if record is None else record(policy.name) for policy in asked]
+    shelf: Shelf | None = {} if pool is None else None
+    done = 0
+
+    def tell(what: str, share: float) -> None:
+        if progress is not None and done < len(asked):
+            progress(f"{asked[done].name}: {what}", (done + share) / len(asked))
+
+    one = partial(
+        _row, wafer, model, workload, options, frames, shelf, tell if pool is None else None
+    )
+    answers = map(one, files, asked) if pool is None else pool.map(one, files, asked)
     rows: list[dict[str, Any]] = []
-    shelf: Shelf = {}
-    for index, policy in enumerate(policies):
-        name = policy if isinstance(policy, str) else policy.name
-
-        def tell(what: str, share: float, index: int = index, name: str = name) -> None:
-            if progress is not None:
-                progress(f"{name}: {what}", (index + share) / len(policies))
-
-        try:
-            run = _emulate(
-                wafer,
-                model,
-                workload,
-                _own_options(policy, options),
-                options,
-                None if record is None else record(name),
-                frames,
-                tell,
-                shelf,
-            )
-        except (CapacityError, DeadlockError) as error:
-            rows.append({"policy": name, "error": {"kind": error.kind, "message": error.message}})
-        else:
-            rows.append({**run.summary, "policy": name})
+    for row in answers:
+        rows.append(row)
+        done += 1
+        tell("under way", 0.0)
     reference = rows[0]
     for row in rows:
         known = "error" not in row and "error" not in reference
@@ -287,6 +280,27 @@ def compare(
             row["requests_per_second"] / reference["requests_per_second"] if known else None
         )
     return rows
+
+
+def _row(
+    wafer: Wafer,
+    model: Model,
+    workload: Workload,
+    options: Options,
+    frames: int,
+    shelf: Shelf | None,
+    tell: Progress | None,
+    record: Path | None,
+    policy: Policy,
+) -> dict[str, Any]:
+    """Result of one policy, or why it does not fit."""
+    shelf = {} if shelf is None else shelf
+    try:
+        run = _emulate(wafer, model, workload, policy, options, record, frames, tell, shelf)
+    except (CapacityError, DeadlockError) as error:
+        failure = {"kind": error.kind, "message": error.message}
+        return {"policy": policy.name, "error": failure}
+    return {**run.summary, "policy": policy.name}
 
 
 def _own_options(policy: str | Policy, options: Options) -> Policy:
@@ -307,14 +321,14 @@ def max_length(
     options: Options | None = None,
     prefix_tokens: int = 0,
     grain_tokens: int = PAGE_TOKENS,
-    processes: int = 1,
+    pool: Executor | None = None,
     progress: Progress | None = None,
     **overrides: Any,
 ) -> list[dict[str, Any]]:
     """Longest prompt that each policy's plan holds, by bisection on the plan itself.
 
-    Lengths are multiples of ``grain_tokens``; a plan moves whole pages. ``processes`` share the
-    policies out.
+    Lengths are multiples of ``grain_tokens``; a plan moves whole pages. A ``pool`` of
+    processes shares the policies out.
 
     Returns
     -------
@@ -327,18 +341,12 @@ def max_length(
         raise UsageError("the longest prompt is that of one layout: give stages and chunks numbers")
     asked = [_own_options(policy, options) for policy in policies]
     one = partial(_longest, wafer, model, options, prefix_tokens, grain_tokens)
+    answers = iter(map(one, asked) if pool is None else pool.map(one, asked))
     found: list[tuple[int, dict[str, Any]]] = []
-    with ExitStack() as stack:
-        answers: Iterator[tuple[int, dict[str, Any]]] = map(one, asked)
-        if processes > 1:
-            # Spawned, not forked: a fork hangs after a parallel kernel.
-            spawn = multiprocessing.get_context("spawn")
-            pool = ProcessPoolExecutor(min(processes, len(asked)), mp_context=spawn)
-            answers = stack.enter_context(pool).map(one, asked)
-        for policy in asked:
-            if progress is not None:
-                progress(f"longest prompt under {policy.name}", len(found) / len(asked))
-            found.append(next(answers))
+    for policy in asked:
+        if progress is not None:
+            progress(f"longest prompt under {policy.name}", len(found) / len(asked))
+        found.append(next(answers))
     first = found[0][0]
     return [
         {

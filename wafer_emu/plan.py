@@ -31,6 +31,7 @@ __all__ = ["LEANEST", "Plan", "make_plan", "memory_tiers", "most_tokens"]
 Int64 = npt.NDArray[np.int64]
 LEANEST = 2  # tiles and attention working sets are halved at most so often
 TOKEN_ID_BYTES = 4
+PARTIAL_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -248,6 +249,8 @@ def _no_room(
     assert isinstance(stage, int)
     memory = deployment.memories(0)[stage]
     if memory.kv_among_cores:
+        region = deployment.stages[stage].region
+        where += f" (all {region.cores:,} cores from ({region.row}, {region.column}) on are full)"
         load = memory.load(1)
         counts = load.dealing.counts
         for name in ("code", "weights", "activations", "buffers"):
@@ -456,7 +459,8 @@ def _stage_transfers(order: Order, stage: int, hosts: list[int], kept: Int64) ->
 
     While a layer computes, the remote KV of the next layer is read and the layer's own share of new
     KV is written. What does not fit behind a layer's computation stalls the task; so does the
-    first layer's read, which nothing hides.
+    first layer's read, which nothing hides. A policy that attends remotely sends queries and gets
+    partial results instead, of every layer in turn: nothing hides them.
     """
     nothing = Transfers()
     if len(hosts) == 1:
@@ -466,33 +470,55 @@ def _stage_transfers(order: Order, stage: int, hosts: list[int], kept: Int64) ->
     clock = deployment.clocks[stage]
     layer_bytes = kv_quanta_per_token(clock) * kv_quantum_bytes(clock)
     hops = deployment.placement.hops()[stage]
+    attends = order.policy.attends_remotely()
+    query_bytes, partial_bytes = _exchange_bytes_per_token(deployment.model)
     remote = np.zeros(len(hosts), np.int64)
     result = []
     for task in range(order.tokens.size):
         if order.chunk[task] == 0:
             remote[:] = 0
-        read = write = byte_hops = 0
+        read = write = read_bytes = byte_hops = 0
         for part in range(1, len(hosts)):
             to_read = int(remote[part]) * layer_bytes
             to_write = int(kept[part, task]) * layer_bytes
+            if attends and to_read:
+                asked = int(order.tokens[task]) * query_bytes
+                read += deployment.transfer_cycles(asked, stage, hosts[part])
+                to_read = int(order.tokens[task]) * partial_bytes
+                read_bytes += asked
+                byte_hops += asked * layers * hops[hosts[part]]
             read += deployment.transfer_cycles(to_read, hosts[part], stage)
+            read_bytes += to_read
             write += deployment.transfer_cycles(to_write, stage, hosts[part])
             byte_hops += (to_read + to_write) * layers * hops[hosts[part]]
         cycles = int(order.compute[stage, task]) // layers
+        if attends:
+            stall = layers * (read + max(0, write - cycles))
+        else:
+            stall = read + (layers - 1) * max(0, read + write - cycles) + max(0, write - cycles)
         result.append(
             Transfers(
                 written_bytes=int(kept[1:, task].sum()) * layer_bytes * layers,
-                read_bytes=int(remote[1:].sum()) * layer_bytes * layers,
+                read_bytes=read_bytes * layers,
                 byte_hops=byte_hops,
-                stall_cycles=read
-                + (layers - 1) * max(0, read + write - cycles)
-                + max(0, write - cycles),
+                stall_cycles=stall,
             )
             if read or write
             else nothing
         )
         remote += kept[: len(hosts), task]
     return result
+
+
+def _exchange_bytes_per_token(model: Model) -> tuple[int, int]:
+    """Bytes of a token's queries, and of what comes back: weighted values, maximum and sum a head.
+
+    Latent attention exchanges absorbed queries and latents. Partial results are float32.
+    """
+    query, value = model.head_dim, model.head_dim
+    if model.mla is not None:
+        query, value = model.mla.kv_lora_rank + model.mla.qk_rope_head_dim, model.mla.kv_lora_rank
+    return model.heads * query * dtype_bytes(model.dtype), model.heads * (value + 2) * PARTIAL_BYTES
 
 
 def _handoffs(order: Order) -> Int64:

@@ -170,6 +170,7 @@ def test_options_are_readable_and_belong_to_one_object():
         "group_size": 8,
         "trigger": "balance",
         "moved": "newest",
+        "read_back": "stream",
     }
     assert mocap.get("mbkr").options()["trigger"] == "overflow"
 

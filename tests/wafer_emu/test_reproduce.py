@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
+from tools import mooncake_trace
+from tools import reproduce_mocap as tool
 from wafer_emu.model import Model
 from wafer_emu.wafer import Wafer
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
-
-import reproduce_mocap as tool
 
 CONFIG = {
     "model_type": "llama",
@@ -91,3 +88,33 @@ def test_json_and_markdown(
     assert len(json.loads(capsys.readouterr().out)["sections"]["ablation"]) == len(tool.LAYOUTS)
     tool.main([*words, "--markdown"])
     assert capsys.readouterr().out.startswith("## ablation")
+
+
+def test_a_trace_by_policy_and_order_of_service(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    trace = tmp_path / "trace.jsonl"
+    lengths = (400, 300, 40, 200)
+    trace.write_text(
+        "\n".join(
+            json.dumps({"timestamp": k, "input_length": tokens, "hash_ids": [k]})
+            for k, tokens in enumerate(lengths)
+        )
+    )
+    words = [str(trace), "--wafer", "tiny-4x4", "--model", str(tmp_path / "config.json")]
+    mooncake_trace.main([*words, "--compress", "1000", "--chunk-tokens", "100", "--json"])
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert len(rows) == 2 * 2 * len(mooncake_trace.POLICIES)
+    by_order = {
+        (row["policy"], row["order"]): row["mean [s]"] for row in rows if not row["prefix reuse"]
+    }
+    for policy in mooncake_trace.POLICIES:
+        assert by_order[policy, "shortest first"] < by_order[policy, "first come"]
+
+
+def test_without_a_trace_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    mooncake_trace.main([str(tmp_path / "none.jsonl")])
+    said = capsys.readouterr()
+    assert not said.out
+    assert "skipped" in said.err

@@ -23,11 +23,11 @@ from rich.table import Table
 import mocap.policy
 from mocap.policy import Policy
 from mocap.prefill_only import ShortestFirst
-from wafer_emu.deployment import Shelf
 from wafer_emu.engine import run_plan
 from wafer_emu.model import Model
 from wafer_emu.options import Options
 from wafer_emu.plan import make_plan
+from wafer_emu.stage_clocks import Shelf
 from wafer_emu.wafer import Wafer
 from wafer_emu.workload import Workload
 from wafer_kernels.errors import CapacityError

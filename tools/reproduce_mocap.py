@@ -29,12 +29,13 @@ import mocap.policy
 from mocap import reallocation
 from mocap.mbkr import Reallocating
 from mocap.policy import Setting
-from wafer_emu.deployment import PAGE_TOKENS, Shelf
+from wafer_emu.deployment import PAGE_TOKENS
 from wafer_emu.emulation import max_length
 from wafer_emu.engine import run_plan
 from wafer_emu.model import Model
 from wafer_emu.options import Options
 from wafer_emu.plan import Plan, make_plan
+from wafer_emu.stage_clocks import Shelf
 from wafer_emu.wafer import Wafer
 from wafer_emu.workload import Workload
 from wafer_kernels import pipeline

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from mocap.policy import Policy, Request, Setting
 from wafer_emu.clock import Clock, Tiers, alike
 from wafer_emu.memory import StageMemory, kv_quanta_per_token, kv_quantum_bytes
-from wafer_emu.model import Model, dtype_bytes
+from wafer_emu.model import Model
 from wafer_emu.options import Options
 from wafer_emu.placement import (
     Placement,
@@ -24,16 +24,15 @@ from wafer_emu.placement import (
     split_layers,
 )
 from wafer_emu.program import Lookup, Tensor
+from wafer_emu.stage_clocks import Shelf, StageClocks
 from wafer_emu.wafer import Wafer
-from wafer_kernels.errors import CapacityError, ConfigError, UsageError
+from wafer_kernels.errors import ConfigError, UsageError
 
-__all__ = ["PAGE_TOKENS", "Deployment", "Shelf", "capacity_error", "deploy", "stage_count"]
+__all__ = ["PAGE_TOKENS", "Deployment", "deploy", "stage_count"]
 
 Int64 = npt.NDArray[np.int64]
-Shelf = dict[tuple[object, ...], Clock]  # of one wafer, model and options
 DEFAULT_STAGES = 16
 PAGE_TOKENS = 16  # chunks and moves are multiples of this, remainders apart
-BUDGET_GRAIN = 512  # attention budgets are rounded down to this, so that stages share clocks [byte]
 
 
 @dataclass
@@ -262,98 +261,6 @@ def stage_count(wafer: Wafer, layers: int, options: Options, policy: Policy) -> 
     return min(DEFAULT_STAGES, layers, units)
 
 
-def _fullest(region: Region, shape: tuple[int, ...]) -> int:
-    """Elements of a weight on the fullest core of a region; vectors stand on every row."""
-    across = -(-shape[0] // region.columns)
-    return across if len(shape) == 1 else across * -(-shape[1] // region.rows)
-
-
-@dataclass
-class _Clocks:
-    """Clocks by region shape and attention budget, shared by stages alike."""
-
-    wafer: Wafer
-    model: Model
-    options: Options
-    tiers: Tiers
-    lean: int
-    shelf: Shelf
-    _elements: dict[tuple[object, ...], int] = field(default_factory=dict)
-
-    def weights_per_core(self, region: Region, layers: range, embedding: bool, head: bool) -> int:
-        """Bytes of weights on the fullest core of a stage."""
-        model = self.model
-        elements = sum(self._layer_elements(region, layer) for layer in layers)
-        if embedding:
-            elements += _fullest(region, model.embedding_shape)
-        if head:
-            elements += _fullest(region, model.final_norm_shape)
-            if not (model.tied_embeddings and embedding):
-                elements += _fullest(region, model.head_shape)
-        return elements * dtype_bytes(self.options.weights_dtype or model.dtype)
-
-    def _layer_elements(self, region: Region, layer: int) -> int:
-        moe = self.model.moe
-        key = (region.rows, region.columns, moe is None or moe.is_dense(layer))
-        if key not in self._elements:
-            shapes = self.model.layer_weight_shapes(layer).values()
-            self._elements[key] = sum(_fullest(region, shape) for shape in shapes)
-        return self._elements[key]
-
-    def of(self, region: Region, layers: range, embedding: bool, head: bool) -> Clock | None:
-        """Clock of a stage; None if its weights fill its cores.
-
-        Attention may use ``1 / 2^(lean + 1)`` of what code and weights leave of a core.
-        """
-        weights = 0
-        if self.tiers.weights == "sram" and self.options.kv_budget is None:
-            weights = self.weights_per_core(region, layers, embedding, head)
-        free = self.wafer.core.data_bytes - weights
-        if free <= 0:
-            return None
-        budget = free // 2 ** (self.lean + 1) // BUDGET_GRAIN * BUDGET_GRAIN
-        shape = (region.rows, region.columns)
-        known = (shape, region.dies(self.wafer), budget, self.tiers)
-        if known not in self.shelf:
-            model, options = self.model, self.options
-            weights_dtype, kv_dtype = options.weights_dtype or model.dtype, options.kv_dtype
-            self.shelf[known] = Clock(
-                self.wafer,
-                model,
-                region,
-                self.tiers,
-                budget,
-                weights_dtype,
-                kv_dtype or model.dtype,
-            )
-        return self.shelf[known]
-
-    def refusal(self, regions: Sequence[Region]) -> CapacityError:
-        """The error of weights that fill the cores under every split of the layers."""
-        stages = len(regions)
-        layers = range(self.model.layers - -(-self.model.layers // stages), self.model.layers)
-        region = regions[-1]
-        weights = self.weights_per_core(region, layers, stages == 1, True)
-        capacity, code = self.wafer.core.sram_bytes, self.wafer.core.code_bytes
-        need = weights + code
-        return CapacityError(
-            f"the weights do not fit: under no split of {self.model.layers} layers over {stages} "
-            f"stages of {region.rows}x{region.columns} cores; core ({region.row}, {region.column}) "
-            f"of stage {stages - 1} needs {need:,} B of its {capacity:,} B with {len(layers)} "
-            f"layers and the head, {need - capacity:,} B too many (code {code:,} B, weights "
-            f"{weights:,} B); what would help: more stages or larger regions, fewer layers "
-            "(--layers), a smaller type (--weights-dtype), or weights in die memory where there is "
-            "any (--weights-tier dram)",
-            weights=True,
-            stage=stages - 1,
-            core=[region.row, region.column],
-            need_bytes=need,
-            capacity_bytes=capacity,
-            short_bytes=need - capacity,
-            items={"code": code, "weights": weights},
-        )
-
-
 def deploy(
     wafer: Wafer,
     model: Model,
@@ -397,7 +304,7 @@ def deploy(
     if not policy.streams_tokens:  # chunks are whole pages: an even one is then one tile
         tile = -(-tile // PAGE_TOKENS) * PAGE_TOKENS
     prefix = longest.prefix_tokens + longest.new_tokens // 2
-    clocks = _Clocks(wafer, model, options, tiers, lean, shelf)
+    clocks = StageClocks(wafer, model, options, tiers, lean, shelf)
     costs: dict[tuple[object, ...], int] = {}
 
     @cache
@@ -430,42 +337,4 @@ def deploy(
         chosen.append(clock)
     return Deployment(
         wafer, model, options, tiers, tile, (whole, model.layers), placement, tuple(chosen)
-    )
-
-
-def capacity_error(
-    deployment: Deployment, memory: StageMemory, stage: int, chunk: int
-) -> CapacityError:
-    """The error of a stage whose fullest core is over its memory before any KV is stored."""
-    load = memory.load(chunk)
-    total = load.dealing.expand(load.total)
-    row, column = (int(i) for i in np.unravel_index(np.argmax(total), total.shape))
-    region = deployment.stages[stage].region
-    items = {
-        "code": load.code,
-        "weights": load.weights,
-        "activations": load.activations,
-        "buffers": load.buffers,
-    }
-    shares = {
-        name: int(np.broadcast_to(load.dealing.expand(kinds), total.shape)[row, column])
-        for name, kinds in items.items()
-    }
-    capacity, need = deployment.wafer.core.sram_bytes, int(total[row, column])
-    filled = ", ".join(f"{name} {size:,} B" for name, size in shares.items())
-    remedies = ["more stages or larger regions", "smaller chunks (--chunks)"]
-    if deployment.wafer.dram is not None and deployment.tiers.weights == "sram":
-        remedies.insert(0, "weights in die memory (--weights-tier dram)")
-    else:
-        remedies.append("fewer layers (--layers) or a smaller type (--weights-dtype)")
-    return CapacityError(
-        f"stage {stage} does not fit: core ({region.row + row}, {region.column + column}) needs "
-        f"{need:,} B of its {capacity:,} B, {need - capacity:,} B too many ({filled}); "
-        f"what would help: {'; '.join(remedies)}",
-        stage=stage,
-        core=[region.row + row, region.column + column],
-        need_bytes=need,
-        capacity_bytes=capacity,
-        short_bytes=need - capacity,
-        items=shares,
     )

@@ -1,0 +1,110 @@
+"""Clocks of stages: shared by stages alike, and kept from deployment to deployment."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from wafer_emu.clock import Clock, Tiers
+from wafer_emu.model import Model, dtype_bytes
+from wafer_emu.options import Options
+from wafer_emu.placement import Region
+from wafer_emu.wafer import Wafer
+from wafer_kernels.errors import CapacityError
+
+__all__ = ["Shelf", "StageClocks"]
+
+Shelf = dict[tuple[object, ...], Clock]  # of one wafer, model and options
+BUDGET_GRAIN = 512  # attention budgets are rounded down to this, so that stages share clocks [byte]
+
+
+def _fullest(region: Region, shape: tuple[int, ...]) -> int:
+    """Elements of a weight on the fullest core of a region; vectors stand on every row."""
+    across = -(-shape[0] // region.columns)
+    return across if len(shape) == 1 else across * -(-shape[1] // region.rows)
+
+
+@dataclass
+class StageClocks:
+    """Clocks by region shape and attention budget, shared by stages alike."""
+
+    wafer: Wafer
+    model: Model
+    options: Options
+    tiers: Tiers
+    lean: int
+    shelf: Shelf
+    _elements: dict[tuple[object, ...], int] = field(default_factory=dict)
+
+    def weights_per_core(self, region: Region, layers: range, embedding: bool, head: bool) -> int:
+        """Bytes of weights on the fullest core of a stage."""
+        model = self.model
+        elements = sum(self._layer_elements(region, layer) for layer in layers)
+        if embedding:
+            elements += _fullest(region, model.embedding_shape)
+        if head:
+            elements += _fullest(region, model.final_norm_shape)
+            if not (model.tied_embeddings and embedding):
+                elements += _fullest(region, model.head_shape)
+        return elements * dtype_bytes(self.options.weights_dtype or model.dtype)
+
+    def _layer_elements(self, region: Region, layer: int) -> int:
+        moe = self.model.moe
+        key = (region.rows, region.columns, moe is None or moe.is_dense(layer))
+        if key not in self._elements:
+            shapes = self.model.layer_weight_shapes(layer).values()
+            self._elements[key] = sum(_fullest(region, shape) for shape in shapes)
+        return self._elements[key]
+
+    def of(self, region: Region, layers: range, embedding: bool, head: bool) -> Clock | None:
+        """Clock of a stage; None if its weights fill its cores.
+
+        Attention may use ``1 / 2^(lean + 1)`` of what code and weights leave of a core.
+        """
+        weights = 0
+        if self.tiers.weights == "sram" and self.options.kv_budget is None:
+            weights = self.weights_per_core(region, layers, embedding, head)
+        free = self.wafer.core.data_bytes - weights
+        if free <= 0:
+            return None
+        budget = free // 2 ** (self.lean + 1) // BUDGET_GRAIN * BUDGET_GRAIN
+        shape = (region.rows, region.columns)
+        known = (shape, region.dies(self.wafer), budget, self.tiers)
+        if known not in self.shelf:
+            model, options = self.model, self.options
+            weights_dtype, kv_dtype = options.weights_dtype or model.dtype, options.kv_dtype
+            self.shelf[known] = Clock(
+                self.wafer,
+                model,
+                region,
+                self.tiers,
+                budget,
+                weights_dtype,
+                kv_dtype or model.dtype,
+            )
+        return self.shelf[known]
+
+    def refusal(self, regions: Sequence[Region]) -> CapacityError:
+        """The error of weights that fill the cores under every split of the layers."""
+        stages = len(regions)
+        layers = range(self.model.layers - -(-self.model.layers // stages), self.model.layers)
+        region = regions[-1]
+        weights = self.weights_per_core(region, layers, stages == 1, True)
+        capacity, code = self.wafer.core.sram_bytes, self.wafer.core.code_bytes
+        need = weights + code
+        return CapacityError(
+            f"the weights do not fit: under no split of {self.model.layers} layers over {stages} "
+            f"stages of {region.rows}x{region.columns} cores; core ({region.row}, {region.column}) "
+            f"of stage {stages - 1} needs {need:,} B of its {capacity:,} B with {len(layers)} "
+            f"layers and the head, {need - capacity:,} B too many (code {code:,} B, weights "
+            f"{weights:,} B); what would help: more stages or larger regions, fewer layers "
+            "(--layers), a smaller type (--weights-dtype), or weights in die memory where there is "
+            "any (--weights-tier dram)",
+            weights=True,
+            stage=stages - 1,
+            core=[region.row, region.column],
+            need_bytes=need,
+            capacity_bytes=capacity,
+            short_bytes=need - capacity,
+            items={"code": code, "weights": weights},
+        )

@@ -5,7 +5,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -60,7 +61,12 @@ def demo(
     files = {policy: folder / f"{policy}.h5" for policy in POLICIES}
     # Spawned, not forked: a fork hangs after a parallel kernel.
     spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(os.cpu_count(), mp_context=spawn) as pool:
+    with (
+        ProcessPoolExecutor(os.cpu_count(), mp_context=spawn) as pool,
+        ThreadPoolExecutor(1) as beside,
+    ):
+        search = partial(max_length, options=options, grain_tokens=LONG_STEP_TOKENS, pool=pool)
+        lengths_to_come = beside.submit(search, wafer, model, POLICIES)
         rows = compare(
             wafer,
             model,
@@ -70,17 +76,11 @@ def demo(
             record=files.__getitem__,
             frames=FRAMES,
             pool=pool,
-            progress=_part(ui, 0.0, 0.4),
+            progress=_part(ui, 0.0, 0.6),
         )
-        lengths = max_length(
-            wafer,
-            model,
-            POLICIES,
-            options=options,
-            grain_tokens=LONG_STEP_TOKENS,
-            pool=pool,
-            progress=_part(ui, 0.4, 0.75),
-        )
+        whole = whole_wafer(wafer, model, workload, options, rows, _part(ui, 0.0, 0.6))
+        ui.progress("longest prompt of every policy", 0.6)
+        lengths = lengths_to_come.result()
         longest = {row["policy"]: row["max_tokens"] for row in lengths}
         tokens = _between(longest["terapipe"], longest["mocap"])
         long_rows: list[dict[str, Any]] = []
@@ -92,9 +92,8 @@ def demo(
                 LONG_POLICIES,
                 options=options,
                 pool=pool,
-                progress=_part(ui, 0.75, 0.95),
+                progress=_part(ui, 0.75, 1.0),
             )
-    whole = whole_wafer(wafer, model, workload, options, rows, _part(ui, 0.95, 1.0))
     result = {
         "rows": rows,
         "whole_wafer": whole,

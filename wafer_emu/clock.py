@@ -36,7 +36,7 @@ from wafer_emu.program import (
     layer_operations,
     lower,
 )
-from wafer_emu.tiling import AttentionTiling, core_cost, plan_attention
+from wafer_emu.tiling import FLOAT_BYTES, AttentionTiling, core_cost, plan_attention
 from wafer_emu.wafer import Wafer
 from wafer_kernels import attention as attention_kernel
 from wafer_kernels import entries, mesh
@@ -56,7 +56,6 @@ NORM_OPERATIONS = 3
 ROTARY_OPERATIONS = 3
 GATE_OPERATIONS = 7
 ROUTE_OPERATIONS = 4
-FLOAT_BYTES = 4  # partial sums and softmax statistics
 
 
 def vector_shape(operation: Operation) -> tuple[int, int, int]:

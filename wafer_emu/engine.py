@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from wafer_emu.plan import Plan
 from wafer_kernels import pipeline
 from wafer_kernels.errors import DeadlockError
 
-__all__ = ["run_plan"]
+__all__ = ["free_cycles", "input_stall", "run_plan"]
+
+Int64 = npt.NDArray[np.int64]
 
 
 def run_plan(plan: Plan) -> pipeline.Schedule:
@@ -30,3 +33,16 @@ def run_plan(plan: Plan) -> pipeline.Schedule:
             request=int(plan.request[task]),
         )
     return schedule
+
+
+def free_cycles(schedule: pipeline.Schedule) -> Int64:
+    """Cycle from which each stage is free for each task (stage, task): 0 for its first."""
+    first = np.zeros((schedule.end.shape[0], 1), np.int64)
+    return np.concatenate([first, schedule.end[:, :-1]], axis=1)
+
+
+def input_stall(plan: Plan, schedule: pipeline.Schedule) -> Int64:
+    """Cycles (stage, task) that a free stage waits for the input of a request that has arrived."""
+    arrival = np.array([request.arrival_cycle for request in plan.requests], np.int64)
+    waiting = np.maximum(free_cycles(schedule), arrival[plan.request])
+    return np.maximum(0, schedule.input_ready - waiting)

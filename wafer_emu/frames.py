@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wafer_emu.activity import Activity
+from wafer_emu.engine import input_stall
 from wafer_emu.memory import kv_quanta_per_token, kv_quantum_bytes
 from wafer_emu.options import Options
 from wafer_emu.plan import Plan
@@ -158,10 +159,8 @@ def _tables(
     deployment = plan.deployment
     stages, count = schedule.start.shape
     stage = np.repeat(np.arange(stages), count)
-    stall = np.array([[each.stall_cycles for each in row] for row in plan.transfers], np.int64)
+    stall = plan.transfer_stall
     arrival = np.array([request.arrival_cycle for request in plan.requests], np.int64)
-    free = np.concatenate([np.zeros((stages, 1), np.int64), schedule.end[:, :-1]], axis=1)
-    waited = np.maximum(free, arrival[plan.request])
     yield (
         "tasks",
         {
@@ -173,7 +172,7 @@ def _tables(
             "input_ready_cycle": schedule.input_ready.ravel(),
             "start_cycle": schedule.start.ravel(),
             "end_cycle": schedule.end.ravel(),
-            "stall_input_cycles": np.maximum(0, schedule.input_ready - waited).ravel(),
+            "stall_input_cycles": input_stall(plan, schedule).ravel(),
             "stall_memory_cycles": schedule.memory_wait.ravel(),
             "stall_transfer_cycles": stall.ravel(),
         },

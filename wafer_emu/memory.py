@@ -15,11 +15,11 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from wafer_emu.clock import FLOAT_BYTES, Clock
+from wafer_emu.clock import Clock
 from wafer_emu.model import dtype_bytes
 from wafer_emu.placement import Stage
 from wafer_emu.program import Attention, Experts, Operation, Product, Program, Task, Tensor, lower
-from wafer_emu.tiling import AttentionTiling
+from wafer_emu.tiling import FLOAT_BYTES, AttentionTiling
 from wafer_kernels import mesh
 
 __all__ = [

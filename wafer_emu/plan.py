@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -43,6 +44,11 @@ class Plan(Order):
     transfers: list[list[Transfers]]
     tasks: pipeline.Tasks
     slot: Int64
+
+    @cached_property
+    def transfer_stall(self) -> Int64:
+        """Cycles of every task (stage, task) in which it only waits for KV."""
+        return np.array([[each.stall_cycles for each in row] for row in self.transfers], np.int64)
 
 
 def make_plan(

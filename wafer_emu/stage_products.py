@@ -6,11 +6,11 @@ import numpy as np
 import numpy.typing as npt
 
 from wafer_emu.arena import storage_kind
-from wafer_emu.clock import FLOAT_BYTES
 from wafer_emu.layout import element_bytes, no_matrix
 from wafer_emu.program import Experts, Norm, Product
 from wafer_emu.stage_tensors import Job, StageTensors
 from wafer_emu.threads import share_out
+from wafer_emu.tiling import FLOAT_BYTES
 from wafer_kernels.region import Matrix
 from wafer_kernels.region_product import compute_shift, row_vectors
 from wafer_kernels.region_vector import norm as norm_rows

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from wafer_emu.activity import Activity
 from wafer_emu.deployment import PAGE_TOKENS
+from wafer_emu.engine import free_cycles, input_stall
 from wafer_emu.memory import kv_quantum_bytes
 from wafer_emu.model import Model
 from wafer_emu.plan import Plan
@@ -36,13 +37,11 @@ def summarise(
     clock_hz = wafer.core.clock_hz
     makespan = int(schedule.end.max())
     seconds = makespan / clock_hz
-    stall = np.array([[each.stall_cycles for each in row] for row in plan.transfers], np.int64)
+    stall = plan.transfer_stall
     busy = (schedule.end - schedule.start - stall).sum(axis=1)
     arrival = np.array([request.arrival_cycle for request in plan.requests], np.int64)
     last = np.flatnonzero(plan.tasks.last)
     waits = (schedule.end[-1, last] - arrival) / clock_hz
-    free = np.concatenate([np.zeros((busy.size, 1), np.int64), schedule.end[:, :-1]], axis=1)
-    input_stall = np.maximum(0, schedule.input_ready - np.maximum(free, arrival[plan.request]))
     work = activity.total()
     fullest = max(books.cores, key=lambda book: int(book.peak.max()))
     core = int(np.argmax(fullest.peak))
@@ -76,7 +75,7 @@ def summarise(
         "remote_read_bytes": sum(each.read_bytes for each in transfers),
         "noc_byte_hops": work.hop_bytes,
         "stall_cycles": {
-            "input": int(input_stall.sum()),
+            "input": int(input_stall(plan, schedule).sum()),
             "memory": int(schedule.memory_wait.sum()),
             "transfer": int(stall.sum()),
         },
@@ -180,7 +179,7 @@ def _time_budget(plan: Plan, schedule: pipeline.Schedule, activity: Activity) ->
             room = duration - int(activity.busy(stage, task).max())
             tight = room if tight is None else min(tight, room)
     makespan = schedule.end.max()
-    free = np.concatenate([np.zeros((stages, 1), np.int64), schedule.end[:, :-1]], axis=1)
+    free = free_cycles(schedule)
     between = schedule.start - free
     waiting = np.maximum(0, schedule.input_ready - free) + schedule.memory_wait
     inside = (schedule.end - schedule.start).sum(axis=1)

@@ -14,7 +14,7 @@ from wafer_kernels.systolic import CoreCost, tile_cycles
 
 __all__ = ["AttentionTiling", "core_cost", "plan_attention"]
 
-FLOAT_BYTES = 4
+FLOAT_BYTES = 4  # partial sums and softmax statistics
 MOST_KEY_TILE = 64  # longer tiles save little and cost memory (assumed)
 MOST_SPARE_UNITS = 3  # units a column beyond the fewest that are tried
 USUAL_ROW_TOKENS = 16  # queries of a row at which tilings are compared

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from wafer_emu.block_attention import BlockAttention
 from wafer_emu.busy import busy_map
-from wafer_emu.clock import FLOAT_BYTES, Clock, vector_shape
+from wafer_emu.clock import Clock, vector_shape
 from wafer_emu.model import dtype_bytes
 from wafer_emu.program import (
     Add,
@@ -37,6 +37,7 @@ from wafer_emu.program import (
     attention_operation,
     layer_operations,
 )
+from wafer_emu.tiling import FLOAT_BYTES
 from wafer_kernels import attention, attention_count
 from wafer_kernels.mesh import slice_starts
 from wafer_kernels.systolic import CoreCost, padded_macs, sram_elements

@@ -14,7 +14,7 @@ from mocap.policy import Policy
 from wafer_emu.dense import Dense, forward
 from wafer_emu.emulation import Run, emulate
 from wafer_emu.model import Model
-from wafer_emu.options import Options
+from wafer_emu.options import CHUNK_OPTIONS, Options
 from wafer_emu.wafer import Wafer
 from wafer_emu.workload import Workload
 from wafer_kernels.errors import CapacityError, UsageError
@@ -84,7 +84,7 @@ def check(
         model = model.with_layers(options.layers)
     if options.stages is None and options.region is None:
         options = replace(options, stages=min(DEFAULT_STAGES, model.layers))
-    if options.chunks is None and options.chunk_tokens is None:
+    if all(getattr(options, name) is None for name in CHUNK_OPTIONS):
         options = replace(options, chunks=DEFAULT_CHUNKS)
     progress("dense reference", 0.0)
     dense = forward(model, weights, question.token_ids)

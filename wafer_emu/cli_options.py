@@ -18,6 +18,7 @@ from wafer_emu.cli_values import (
     Natural,
     Positive,
     Requests,
+    Sizes,
     Switch,
     Tier,
 )
@@ -156,6 +157,8 @@ class Pipeline:
         best that a search finds.
     chunk_tokens
         Size of a chunk, instead of --chunks.
+    chunk_vector
+        Sizes of all chunks, instead of --chunks: 4096,3072,1024.
     layers
         Emulate the first K layers and scale to the whole model.
     placement
@@ -172,6 +175,7 @@ class Pipeline:
     region: Grid | None = None
     chunks: CountOrAuto | None = None
     chunk_tokens: Count | None = None
+    chunk_vector: Sizes | None = None
     layers: Count | None = None
     placement: Literal["serpentine", "folded-ring"] = "serpentine"
     no_causal_skip: Switch = False

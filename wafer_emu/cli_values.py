@@ -25,6 +25,7 @@ __all__ = [
     "Policies",
     "Positive",
     "Requests",
+    "Sizes",
     "Switch",
     "Tier",
     "require_writable",
@@ -84,6 +85,14 @@ def _words(_: Any, tokens: Sequence[Token]) -> tuple[str, ...]:
     return tuple(words)
 
 
+def _sizes(_: Any, tokens: Sequence[Token]) -> tuple[int, ...]:
+    """Whole numbers separated by commas."""
+    one = _whole(1, MOST)
+    return tuple(
+        one(_, [Token(value=word.strip())]) for token in tokens for word in token.value.split(",")
+    )
+
+
 Count = Annotated[int, Parameter(converter=_whole(1, MOST), metavar="N")]
 CountOrAuto = Annotated[
     int | Literal["auto"], Parameter(converter=_whole_or_auto, metavar="N|auto")
@@ -97,6 +106,9 @@ Grid = Annotated[
 ]
 Policies = Annotated[
     tuple[str, ...], Parameter(converter=_words, n_tokens=1, negative=(), metavar="A,B,C")
+]
+Sizes = Annotated[
+    tuple[int, ...], Parameter(converter=_sizes, n_tokens=1, negative=(), metavar="A,B,C")
 ]
 Name = Annotated[str, Parameter(metavar="NAME")]
 File = Annotated[Path, Parameter(metavar="FILE")]

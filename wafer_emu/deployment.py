@@ -205,6 +205,7 @@ class Deployment:
             hops=self.placement.hops(),
             link_bytes_per_cycle=self.lanes_between(self.stages[0].region, neighbour),
             chunk_tokens=self.options.chunk_tokens,
+            chunk_vector=self.options.chunk_vector,
         )
 
 
@@ -298,8 +299,7 @@ def deploy(
     count = stage_count(wafer, model.layers, options, policy)
     regions = place_regions(wafer, count, options.region, model.layers, options.placement)
     stages = len(regions)
-    chunk = options.chunk_tokens or -(-longest.new_tokens // (options.given_chunks or stages))
-    chunk = min(chunk, longest.new_tokens)
+    chunk = options.usual_chunk(longest.new_tokens, stages, policy.uses)
     tile = -(-chunk // 2**lean)
     if not policy.streams_tokens:  # chunks are whole pages: an even one is then one tile
         tile = -(-tile // PAGE_TOKENS) * PAGE_TOKENS

@@ -340,6 +340,8 @@ def max_length(
     options = replace(options or Options(), **overrides)
     if "auto" in (options.stages, options.chunks):
         raise UsageError("the longest prompt is that of one layout: give stages and chunks numbers")
+    if options.chunk_vector is not None:
+        raise UsageError("a chunk vector sums to one length: give chunks or chunk_tokens instead")
     asked = [_own_options(policy, options) for policy in policies]
     one = partial(_longest, wafer, model, options, prefix_tokens, grain_tokens)
     answers = iter(map(one, asked) if pool is None else pool.map(one, asked))

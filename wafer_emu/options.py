@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from wafer_emu.placement import Order
 from wafer_kernels.errors import UsageError
 
-__all__ = ["Options", "Tier"]
+__all__ = ["CHUNK_OPTIONS", "Options", "Tier"]
 
 Tier = Literal["auto", "sram", "dram"]
+CHUNK_OPTIONS = ("chunks", "chunk_tokens", "chunk_vector")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +31,9 @@ class Options:
         Chunks of a request; None: as many as stages; ``auto``: the best that a search finds.
     chunk_tokens
         Chunk size instead of a count [tokens].
+    chunk_vector
+        The chunks themselves instead of a count [tokens]; policies with cuts of their own take
+        their number from it.
     layers
         Layers that are placed; the results are scaled to the whole model. None: all.
     weights_tier, kv_tier
@@ -58,6 +62,7 @@ class Options:
     region: tuple[int, int] | None = None
     chunks: int | Literal["auto"] | None = None
     chunk_tokens: int | None = None
+    chunk_vector: tuple[int, ...] | None = None
     layers: int | None = None
     weights_tier: Tier = "auto"
     kv_tier: Tier = "auto"
@@ -73,15 +78,26 @@ class Options:
     policy: Mapping[str, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.chunks is not None and self.chunk_tokens is not None:
-            raise UsageError("chunks and chunk_tokens are two ways to ask for one thing: give one")
+        given = [name for name in CHUNK_OPTIONS if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise UsageError(f"{' and '.join(given)} are ways to ask for one thing: give one")
+        if self.chunk_vector is not None and min(self.chunk_vector, default=0) < 1:
+            raise UsageError(f"chunk_vector = {self.chunk_vector}: expected sizes of 1 or more")
         if not 0 < self.search_seconds < math.inf:
             raise UsageError(f"search_seconds = {self.search_seconds}: expected a number above 0")
 
     @property
     def given_chunks(self) -> int | None:
-        """Chunks of a request, where a number was given."""
+        """Chunks of a request, where a number or the chunks themselves were given."""
+        if self.chunk_vector is not None:
+            return len(self.chunk_vector)
         return self.chunks if isinstance(self.chunks, int) else None
+
+    def usual_chunk(self, tokens: int, stages: int, uses: Collection[str]) -> int:
+        """Chunk of ``tokens`` that a stage is laid out for: as given (the longest), or even."""
+        if self.chunk_vector is not None and "chunk_vector" in uses:
+            return min(tokens, max(self.chunk_vector))
+        return min(tokens, self.chunk_tokens or -(-tokens // (self.given_chunks or stages)))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain mapping, kept in the run file."""

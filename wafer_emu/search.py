@@ -240,7 +240,7 @@ def _chunk_counts(
 ) -> Iterable[int | None]:
     """Chunk counts worth trying with a number of stages."""
     if options.chunks != "auto":
-        return [options.given_chunks]
+        return [options.chunks]
     if "chunks" not in policy.uses:
         return [None]
     pages = max(1, request.new_tokens // PAGE_TOKENS)
@@ -253,8 +253,7 @@ def _expected(hunt: _Search, stages: int, chunks: int | None, request: Request) 
     Under the roomiest memory tier; 0, so tried early, where the weights fit in none.
     """
     options = replace(hunt.options, stages=stages, chunks=chunks)
-    tokens = options.chunk_tokens or -(-request.new_tokens // (chunks or stages))
-    tokens = min(tokens, request.new_tokens)
+    tokens = options.usual_chunk(request.new_tokens, stages, hunt.policy.uses)
     tiers = memory_tiers(hunt.wafer, options)[-1]
     try:
         deployment = deploy(

@@ -12,6 +12,7 @@ from wafer_emu.deployment import PAGE_TOKENS
 from wafer_emu.engine import free_cycles, input_stall
 from wafer_emu.memory import kv_quantum_bytes
 from wafer_emu.model import Model
+from wafer_emu.options import CHUNK_OPTIONS
 from wafer_emu.plan import Plan
 from wafer_emu.replay import Books
 from wafer_emu.work import Work
@@ -202,7 +203,7 @@ def _settings(plan: Plan, model: Model, workload: Workload) -> dict[str, Any]:
     quantum = kv_quantum_bytes(deployment.clocks[0])
     unused = [
         name
-        for name in ("chunks", "chunk_tokens")
+        for name in CHUNK_OPTIONS
         if getattr(options, name) is not None and name not in policy.uses
     ]
     unused += [

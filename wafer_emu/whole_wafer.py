@@ -8,7 +8,7 @@ from typing import Any
 
 from wafer_emu.emulation import Progress, emulate
 from wafer_emu.model import Model
-from wafer_emu.options import Options
+from wafer_emu.options import CHUNK_OPTIONS, Options
 from wafer_emu.wafer import Wafer
 from wafer_emu.workload import Workload
 from wafer_kernels.errors import CapacityError
@@ -43,7 +43,8 @@ def whole_wafer(
         if "error" not in row and row["settings"]["stages"] == 1:
             return {key: row[key] for key in KEYS}
     progress("the whole wafer as one stage", 1.0)
-    one = replace(options, stages=None, region=None, chunks=None, chunk_tokens=None, policy={})
+    uncut: dict[str, Any] = dict.fromkeys(CHUNK_OPTIONS)
+    one = replace(options, stages=None, region=None, policy={}, **uncut)
     try:
         summary = emulate(wafer, model, workload, POLICY, options=one).summary
     except CapacityError:

@@ -104,6 +104,17 @@ def test_chunks_sum_to_what_is_computed(capsys: Capture, job: list[str]) -> None
         assert [sum(chunks) for chunks in found["chunk_tokens"]] == [64, 64]
 
 
+def test_chunks_given_one_by_one(capsys: Capture, job: list[str]) -> None:
+    words = ["--policies", "uniform,mbkr,lbcp", "--chunk-vector", "48,31,17"]
+    rows = result(capsys, "compare", *job, *words)["rows"]
+    assert [row["chunk_tokens"] for row in rows[:2]] == [[[48, 31, 17]]] * 2
+    assert len(rows[2]["chunk_tokens"][0]) == 3
+    assert [row["settings"]["unused"] for row in rows] == [[], [], ["chunk_vector"]]
+    for wrong in (["--chunk-vector", "48,31,16"], ["--chunk-vector", "96", "--chunks", "1"]):
+        assert main(["run", *job, "--policy", "uniform", *wrong]) == 2
+    assert main(["max-length", *job, "--policies", "uniform", "--chunk-vector", "96"]) == 2
+
+
 def test_compare(capsys: Capture, job: list[str]) -> None:
     rows = result(capsys, "compare", *job, "--policies", POLICIES)["rows"]
     assert [row["policy"] for row in rows] == POLICIES.split(",")

@@ -75,6 +75,7 @@ def test_run_hands_every_option_over(asked: dict[str, Any], capsys: Capture) -> 
         "region": (375, 248),
         "chunks": 12,
         "chunk_tokens": None,
+        "chunk_vector": None,
         "layers": 16,
         "weights_tier": "sram",
         "kv_tier": "sram",

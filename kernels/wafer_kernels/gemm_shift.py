@@ -72,13 +72,14 @@ def ring_axis(
     """Ring over a line of cores whose links have the given rates and extra cycles."""
     length = parts.size
     place, hops = ring_places(algorithm, length), ring_hops(algorithm, length)
-    rate, flight = np.zeros(length, np.int64), hops * grid.hop_cycles + 2 * grid.ramp_cycles
-    for member in range(length):
-        ends = place[member], place[(member + 1) % length]
-        links = slice(min(ends), max(ends))
-        bounded = link_rate[links][link_rate[links] > 0]
-        rate[member] = bounded.min() if bounded.size else 0
-        flight[member] += link_extra[links].sum()
+    ends = np.sort(np.stack((place, np.roll(place, -1)), axis=1), axis=1)
+    extra_before = np.concatenate(([0], np.cumsum(link_extra)))
+    extra = extra_before[ends[:, 1]] - extra_before[ends[:, 0]]
+    flight = hops * grid.hop_cycles + 2 * grid.ramp_cycles + extra
+    unbounded = np.iinfo(np.int64).max
+    bounds = np.append(np.where(link_rate > 0, link_rate, unbounded), unbounded)
+    slowest = np.minimum.reduceat(bounds, ends.ravel())[::2]  # of links ends[0] .. ends[1] - 1
+    rate = np.where(slowest < unbounded, slowest, 0)
     return Axis(parts, slice_starts(slices, length), place, hops, rate, flight)
 
 

@@ -41,7 +41,10 @@ def median_seconds(work: Callable[[], object]) -> float:
 
 
 def dataflow_updates_per_second(wafer: Wafer) -> float:
-    """(core, step) updates of the double-buffered dataflow kernel, MeshGEMM on 720 x 720 cores."""
+    """(core, step) updates of the double-buffered dataflow kernel, MeshGEMM on 720 x 720 cores.
+
+    The whole call is timed: costs of the steps, kernel, and the plane of each core's finish.
+    """
     link = wafer.link
     grid = GridCost(
         SIDE, SIDE, core_cost(wafer), 2, wafer.core.step_cycles,

@@ -36,8 +36,7 @@ from wafer_emu.wafer import Wafer
 from wafer_emu.workload import Workload
 from wafer_kernels.errors import CapacityError
 
-# The ones that take longest come first, so that the processes end together.
-POLICIES = ("terapipe", "mocap", "prefill-only", "layerwise", "gpipe", "uniform")
+POLICIES = ("gpipe", "uniform", "terapipe", "mocap", "prefill-only", "layerwise")
 ORDERS: dict[str, Callable[[Any, Sequence[Request]], list[Request]]] = {
     "first come": Policy.order,
     "shortest first": ShortestFirst.order,

@@ -239,7 +239,7 @@ def _price(plan: Plan, overlap: bool = True) -> float:
 
 
 def _makespan(plan: Plan, duration: np.ndarray[Any, np.dtype[np.int64]]) -> int:
-    schedule = pipeline.schedule(*duration.shape)
+    schedule = pipeline.schedule(plan.tasks)
     pipeline.run(plan.tasks._replace(duration=duration), plan.slot, schedule)
     return int(schedule.end.max())
 

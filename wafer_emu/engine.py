@@ -22,7 +22,7 @@ def run_plan(plan: Plan) -> pipeline.Schedule:
     DeadlockError
         If an admitted plan cannot end, which would be a defect.
     """
-    schedule = pipeline.schedule(*plan.compute.shape)
+    schedule = pipeline.schedule(plan.tasks)
     if pipeline.run(plan.tasks, plan.slot, schedule) != pipeline.DONE:
         stage, task = np.argwhere(schedule.end == 0)[0]
         raise DeadlockError(

@@ -170,7 +170,9 @@ def test_options_are_readable_and_belong_to_one_object():
         "group_size": 8,
         "trigger": "balance",
         "moved": "newest",
+        "push": "write",
         "read_back": "stream",
+        "kv_free": "task",
     }
     assert mocap.get("mbkr").options()["trigger"] == "overflow"
 

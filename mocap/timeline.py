@@ -120,7 +120,7 @@ class Occupancy:
         self.put(move.host, block.stage, sign * move.tokens, pushed, block.end - 1)
 
     def room(self, block: Block, capacity: Sequence[int], last: int) -> Int64:
-        """Most bytes of a block that every region can hold from its start to slot ``last`` (stage,).
+        """Most bytes of a block that each region can hold from its start to slot ``last`` (stage,).
 
         Bytes of all its layers; where they come and go one by one, the fullest step counts.
         """

@@ -83,9 +83,7 @@ def tasks_per_second() -> float:
     )
     slot = np.arange(TASKS, dtype=np.int64)
     return (
-        STAGES
-        * TASKS
-        / median_seconds(lambda: pipeline.run(tasks, slot, pipeline.schedule(tasks)))
+        STAGES * TASKS / median_seconds(lambda: pipeline.run(tasks, slot, pipeline.schedule(tasks)))
     )
 
 

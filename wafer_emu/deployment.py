@@ -205,6 +205,7 @@ class Deployment:
             hops=self.placement.hops(),
             link_bytes_per_cycle=self.lanes_between(self.stages[0].region, neighbour),
             chunk_tokens=self.options.chunk_tokens,
+            layers=tuple(stage.layers for stage in self.stages),
         )
 
 

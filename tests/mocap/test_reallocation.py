@@ -155,6 +155,8 @@ def test_optimal_moves_fewer_byte_hops_than_pairs():
         (131_072, 16, "rectangular", 0.6217, 1.233),
         (131_072, 16, "causal", 0.6298, 1.227),
         (32_768, 16, "rectangular", 0.5572, 1.284),
+        (32_768, 16, "causal", 0.5589, 1.283),
+        (131_072, 8, "rectangular", 0.6148, 1.239),
         (131_072, 8, "causal", 0.6298, 1.227),
     ],
 )

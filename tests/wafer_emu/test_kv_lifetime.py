@@ -7,16 +7,23 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from tests.wafer_emu.numeric_cases import Case, Given, moving_cases
 from tests.wafer_emu.test_service import CONFIG, WAFER
 from wafer_emu.emulation import Run, emulate, max_length
+from wafer_emu.memory import kv_quantum_bytes
 from wafer_emu.model import Model
 from wafer_emu.options import Options
+from wafer_emu.replay import Books, replay
 from wafer_emu.workload import Workload
+from wafer_kernels.errors import CapacityError
 
 STAGES = CHUNKS = 4
 LAYERS = 2  # of a stage
 MODEL = Model.from_hf({**CONFIG, "num_hidden_layers": STAGES * LAYERS})
+UNEVEN = Model.from_hf({**CONFIG, "num_hidden_layers": 2 * STAGES + 1})
 TOKEN_BYTES = 2 * MODEL.kv_heads * MODEL.head_dim * 4  # of one layer
 BUDGET = 1200 * LAYERS * TOKEN_BYTES
 
@@ -67,6 +74,74 @@ def test_blocks_of_the_file_add_up_to_the_peaks(tmp_path: Path, free: str, reque
     assert recount(run) == run.summary["kv_peak_bytes_per_stage"]
     assert run.summary["reallocated_bytes"] > 0
     assert all(each["holds"] for each in run.summary["invariants"])
+
+
+@pytest.mark.parametrize("free", ["task", "layer"])
+@pytest.mark.parametrize("push", ["write", "late"])
+def test_what_was_written_and_not_freed_is_resident_at_every_event(free: str, push: str) -> None:
+    """Against the grants of the schedule: written as a layer begins, freed as the last one ends."""
+    run = run_of(1500, requests=3, kv_free=free, push=push, moved="oldest")
+    tasks, schedule = run.plan.tasks, run.schedule
+    quantum = kv_quantum_bytes(run.plan.deployment.clocks[0])
+    last = np.flatnonzero(tasks.last)
+    seen = 0
+
+    def check(cycle: int, books: Books) -> None:
+        """Everything before ``cycle`` has happened, of what happens at it perhaps a part."""
+        nonlocal seen
+        if cycle == seen:
+            return
+        seen, resident = cycle, 0
+        for stage, task in np.ndindex(schedule.start.shape):
+            layers = int(tasks.layers[stage])
+            end = last[np.searchsorted(last, task)]
+            for layer in range(layers):
+                begun = schedule.layer_start[stage, task, layer] < cycle
+                if begun and schedule.layer_end[stage, end, layer] >= cycle:
+                    resident += int(tasks.need[stage, :, task].sum()) // layers
+                    if schedule.layer_end[stage, task, layer] < cycle:
+                        resident -= int(tasks.leave[stage, task]) // layers
+        assert books.resident_kv() == resident * quantum
+        assert books.balanced()
+
+    replay(run.plan, schedule, check)
+    assert seen == schedule.end.max()
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    case=moving_cases(STAGES),
+    by_layer=st.booleans(),
+    requests=st.integers(1, 3),
+    spare=st.integers(0, 20),
+)
+def test_any_cuts_and_moves_keep_the_ledger(
+    case: Case, by_layer: bool, requests: int, spare: int
+) -> None:
+    """A budget that one request just needs: those behind it wait, between layers too."""
+    cuts, moves = case
+    policy = Given(cuts, moves, by_layer)
+    ample = sum(cuts) * UNEVEN.layers * TOKEN_BYTES
+
+    def run(budget: int, requests: int = requests) -> Run:
+        options = Options(stages=STAGES, kv_budget=budget)
+        return emulate(WAFER, UNEVEN, Workload.equal(requests, sum(cuts)), policy, options=options)
+
+    # In slots every stage takes as long, so that a request may need more than it took in cycles.
+    alone = run(ample, 1).summary["kv_peak_bytes_per_stage"]
+    budget = max(alone) + spare * TOKEN_BYTES
+    try:
+        tight = run(budget)
+    except CapacityError:
+        return
+    for found in (tight, run(ample * requests)):
+        assert all(each["holds"] for each in found.summary["invariants"])
+        stalls = found.summary["stall_cycles"]
+        schedule, plan = found.schedule, found.plan
+        assert stalls["memory"] == (schedule.memory_wait + schedule.layer_wait).sum()
+        spans = schedule.end - schedule.start
+        assert np.array_equal(spans, plan.tasks.duration + schedule.layer_wait)
+    assert max(tight.summary["kv_peak_bytes_per_stage"]) <= budget
 
 
 def test_layers_come_and_go_one_by_one(tmp_path: Path) -> None:

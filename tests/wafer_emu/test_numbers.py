@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mocap.policy import Move
+import mocap.policy
+from mocap.policy import Move, Policy
 from tests.wafer_emu.numeric_cases import (
     CONFIGS,
     POLICIES,
@@ -159,12 +160,21 @@ def test_another_prefix_gives_another_answer() -> None:
     assert error(run.logits, expected(model, TOKENS).logits[prefix:]) > 1e-2
 
 
-@pytest.mark.parametrize("policy", ["gpipe", "mocap"])
-def test_requests_in_a_stream_keep_their_own_kv(policy: str) -> None:
+@pytest.mark.parametrize(
+    "policy",
+    [
+        policy_of("gpipe"),
+        policy_of("mocap"),
+        mocap.policy.get("mbkr", {"trigger": "balance", "kv_free": "layer"}),
+        Given([9, 8, 7], [Move(0, 1, 0, 5, 3, 1)], True),
+    ],
+    ids=["gpipe", "mocap", "by layer", "pushed late"],
+)
+def test_requests_in_a_stream_keep_their_own_kv(policy: Policy) -> None:
     model = model_of("llama-gqa")
     prompts = [prompt(model, 24, seed) for seed in range(3)]
     run = emulate(
-        TINY, model, Workload.equal(3, 24), policy_of(policy), numbers=weights_of(model),
+        TINY, model, Workload.equal(3, 24), policy, numbers=weights_of(model),
         token_ids=prompts, logits="all", stages=4, chunks=3,
     )  # fmt: skip
     assert run.numbers is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from mocap.policy import Move
 from wafer_emu.order import Order
@@ -11,8 +12,7 @@ from wafer_emu.order import Order
 __all__ = ["Piece", "Pieces", "pieces_of"]
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(NamedTuple):
     """KV of consecutive tokens of one chunk on one stage.
 
     Attributes
@@ -57,34 +57,42 @@ def pieces_of(order: Order, moves: Sequence[Move], hosts: Sequence[Sequence[int]
     first_task = {int(order.request[task]): task for task in reversed(range(count))}
     for move in moves:
         moved.setdefault((move.stage, first_task[move.request] + move.chunk), []).append(move)
-    written: list[list[list[Piece]]] = [[[] for _ in range(count)] for _ in range(stages)]
-    arriving: list[list[list[tuple[Piece, int]]]] = [
-        [[] for _ in range(count)] for _ in range(stages)
-    ]
+    chunks = [_chunk(order, task) for task in range(count)]
+    written = [[[whole] for whole in chunks] for _ in range(stages)]
+    arriving = [[[(whole, 0)] for whole in chunks] for _ in range(stages)]
     leaving: list[list[list[Piece]]] = [[[] for _ in range(count)] for _ in range(stages)]
-    for stage in range(stages):
-        for task in range(count):
-            for piece in _pieces(order, task, moved.get((stage, task), []), hosts[stage]):
-                written[stage][task].append(piece)
-                arriving[stage][task].append((piece, 0 if piece.late else piece.part))
-                if piece.late:
-                    arriving[stage][piece.pushed].append((piece, piece.part))
-                    leaving[stage][piece.pushed].append(piece)
-            arriving[stage][task].sort(key=lambda each: each[1])
+    for (stage, task), some in moved.items():
+        written[stage][task] = _pieces(chunks[task], some, hosts[stage])
+        arriving[stage][task] = [
+            (piece, 0 if piece.late else piece.part) for piece in written[stage][task]
+        ]
+    for stage, task in moved:
+        for piece in written[stage][task]:
+            if piece.late:
+                arriving[stage][piece.pushed].append((piece, piece.part))
+                leaving[stage][piece.pushed].append(piece)
+    for by_task in arriving:
+        for some_here in by_task:
+            some_here.sort(key=lambda each: each[1])
     return Pieces(written, arriving, leaving)
 
 
-def _pieces(order: Order, task: int, moves: Sequence[Move], hosts: Sequence[int]) -> list[Piece]:
-    """Pieces of one chunk on one stage, in the order of their tokens."""
+def _chunk(order: Order, task: int) -> Piece:
+    """A chunk, with the resident prefix if it is its request's first, as one piece at home."""
     tokens, first = int(order.tokens[task]), int(order.prefix[task])
     if order.chunk[task] == 0:
         prefix = order.requests[int(order.request[task])].prefix_tokens
         tokens, first = tokens + prefix, first - prefix
-    stay = tokens - sum(move.tokens for move in moves)
-    found = [Piece(first, stay, 0, task, task)] if stay else []
-    first += stay
+    return Piece(first, tokens, 0, task, task)
+
+
+def _pieces(whole: Piece, moves: Sequence[Move], hosts: Sequence[int]) -> list[Piece]:
+    """Pieces of one chunk on one stage, in the order of their tokens."""
+    stay = whole.tokens - sum(move.tokens for move in moves)
+    found = [whole._replace(tokens=stay)] if stay else []
+    first = whole.first + stay
     for move in sorted(moves, key=lambda one: (one.leaves == one.chunk, hosts.index(one.host))):
-        pushed = task + move.leaves - move.chunk
-        found.append(Piece(first, move.tokens, hosts.index(move.host), task, pushed))
+        pushed = whole.written + move.leaves - move.chunk
+        found.append(Piece(first, move.tokens, hosts.index(move.host), whole.written, pushed))
         first += move.tokens
     return found

@@ -326,10 +326,12 @@ def _tasks(
     # Tokens that come to each host (stage, host, task), and that leave their home (stage, task).
     coming = np.zeros((stages, most, count), np.int64)
     leaving = np.zeros((stages, count), np.int64)
-    for stage, task in np.ndindex(stages, count):
-        for piece, part in pieces.arriving[stage][task]:
-            coming[stage, part, task] += piece.tokens
-        leaving[stage, task] = sum(piece.tokens for piece in pieces.leaving[stage][task])
+    for stage in range(stages):
+        for task in range(count):
+            for piece, part in pieces.arriving[stage][task]:
+                coming[stage, part, task] += piece.tokens
+            for piece in pieces.leaving[stage][task]:
+                leaving[stage, task] += piece.tokens
     per_token = np.array(deployment.kv_quanta_per_token(), np.int64)
     layers = np.array([stage.layers for stage in deployment.stages], np.int64)
     capacity = np.zeros((stages, count + 1), np.int64)

@@ -80,13 +80,13 @@ def tasks_per_second() -> float:
         handoff=np.full((STAGES, TASKS), 10, np.int64),
         host=np.arange(STAGES, dtype=np.int64)[:, np.newaxis],
         need=np.ones((STAGES, 1, TASKS), np.int64),
+        leave=np.zeros((STAGES, TASKS), np.int64),
+        layers=np.ones(STAGES, np.int64),
         capacity=np.full((STAGES, TASKS + 1), 64, np.int64),
     )
     slot = np.arange(TASKS, dtype=np.int64)
     return (
-        STAGES
-        * TASKS
-        / median_seconds(lambda: pipeline.run(tasks, slot, pipeline.schedule(STAGES, TASKS)))
+        STAGES * TASKS / median_seconds(lambda: pipeline.run(tasks, slot, pipeline.schedule(tasks)))
     )
 
 

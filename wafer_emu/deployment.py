@@ -206,6 +206,7 @@ class Deployment:
             link_bytes_per_cycle=self.lanes_between(self.stages[0].region, neighbour),
             chunk_tokens=self.options.chunk_tokens,
             chunk_vector=self.options.chunk_vector,
+            layers=tuple(stage.layers for stage in self.stages),
         )
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields
 from functools import lru_cache
 
 from wafer_emu.model import Model
+from wafer_emu.routing import Routing
 
 __all__ = [
     "Add",
@@ -54,7 +55,7 @@ class Operation:
             if isinstance(value, Tensor):
                 yield value
             elif isinstance(value, tuple):
-                yield from value
+                yield from (one for one in value if isinstance(one, Tensor))
 
 
 @dataclass(frozen=True)
@@ -183,7 +184,8 @@ class Route(Operation):
 class Experts(Operation):
     """The same product for every expert on the tokens routed to it, one expert after another.
 
-    The rows of ``target`` are (token, choice) pairs. ``weight`` holds ``{expert}``.
+    The rows of ``target`` are (token, choice) pairs. ``weight`` holds ``{expert}``. ``loads`` are
+    the tokens that each expert gets, where they are known.
     """
 
     source: Tensor
@@ -193,6 +195,7 @@ class Experts(Operation):
     experts: int
     experts_per_token: int
     combine: bool = False  # the down product: weigh the choices and add them up
+    loads: tuple[int, ...] | None = None
 
     @property
     def choices(self) -> int:
@@ -323,7 +326,9 @@ def _dense_mlp(
     ]
 
 
-def _mixture(model: Model, layer: int, source: Tensor, out: Tensor) -> list[Operation]:
+def _mixture(
+    model: Model, layer: int, source: Tensor, out: Tensor, loads: tuple[int, ...] | None
+) -> list[Operation]:
     moe = model.moe
     assert moe is not None
     chunk, choices = source.rows, source.rows * moe.experts_per_token
@@ -339,7 +344,7 @@ def _mixture(model: Model, layer: int, source: Tensor, out: Tensor) -> list[Oper
 
     def experts(a: Tensor, b: Tensor, name: str, combine: bool = False) -> Experts:
         weight = f"{block}.experts.{{expert}}.{name}.weight"
-        return Experts(a, b, weight, layer, moe.experts, moe.experts_per_token, combine)
+        return Experts(a, b, weight, layer, moe.experts, moe.experts_per_token, combine, loads)
 
     operations: list[Operation] = [
         Product(source, scores, f"{block}.gate.weight"),
@@ -359,11 +364,17 @@ def _mixture(model: Model, layer: int, source: Tensor, out: Tensor) -> list[Oper
 
 @lru_cache(maxsize=4096)
 def layer_operations(
-    model: Model, layer: int, chunk: int, prefix: int, causal_skip: bool = True
+    model: Model,
+    layer: int,
+    chunk: int,
+    prefix: int,
+    causal_skip: bool = True,
+    routing: Routing | None = None,
 ) -> tuple[Operation, ...]:
     """Operations of one transformer layer on ``chunk`` tokens after ``prefix`` tokens.
 
-    Weight names are relative to the layer, as in Hugging Face checkpoints.
+    Weight names are relative to the layer, as in Hugging Face checkpoints. With a ``routing`` the
+    experts know the tokens that they get.
     """
     stream = Tensor("stream", chunk, model.hidden_size)
     hidden = Tensor("hidden", chunk, model.hidden_size)
@@ -372,7 +383,9 @@ def layer_operations(
     attended = Tensor("attended", chunk, model.heads * model.value_width)
     output_bias = "self_attn.o_proj.bias" if model.output_bias else None
     if model.moe is not None and not model.moe.is_dense(layer):
-        mlp = _mixture(model, layer, hidden, block)
+        experts = model.moe.experts
+        loads = None if routing is None else routing.loads(layer, experts, prefix, chunk)
+        mlp = _mixture(model, layer, hidden, block, loads)
     else:
         mlp = _dense_mlp(model, hidden, model.intermediate_size, "mlp", block)
     return (

@@ -46,13 +46,13 @@ def run(here: StageTensors, operations: Sequence[Operation], job: Job) -> Int64 
     Returns
     -------
     array or None
-        Tokens that each expert got (expert,), if the layer has experts.
+        Experts of each token (token, choice), if the layer has experts.
     """
     spans: dict[Tensor, tuple[int, int]] = {}
     for index, operation in enumerate(operations):
         for tensor in operation.tensors():
             spans[tensor] = (spans.get(tensor, (index, index))[0], index)
-    routes = None
+    routes: Routes | None = None
     for index, operation in enumerate(operations):
         for tensor, (first, _) in spans.items():
             if first == index:
@@ -71,7 +71,7 @@ def run(here: StageTensors, operations: Sequence[Operation], job: Job) -> Int64 
                 del here.held[tensor]
                 if tensor.name != "stream":
                     here.area.free(tensor.name)
-    return None if routes is None else _counts(here, routes)
+    return None if routes is None else routes.chosen
 
 
 def _born(here: StageTensors, tensor: Tensor, job: Job) -> Matrix:
@@ -80,11 +80,6 @@ def _born(here: StageTensors, tensor: Tensor, job: Job) -> Matrix:
         return job.stream
     rows = here.layout.rows(tensor.rows)
     return here.allocate(tensor.name, rows, tensor.columns, job.cycle)
-
-
-def _counts(here: StageTensors, routes: Routes) -> Int64:
-    assert here.model.moe is not None
-    return np.bincount(routes.chosen.ravel(), minlength=here.model.moe.experts)
 
 
 def _working_bytes(here: StageTensors, operation: Operation) -> Int64:

@@ -102,6 +102,11 @@ class Product(Operation):
         """(m, n, k) of the product."""
         return self.target.rows, self.target.columns, self.source.columns
 
+    @property
+    def most_rows(self) -> int:
+        """Rows that memory is laid out for."""
+        return self.target.rows
+
 
 @dataclass(frozen=True)
 class Rotary(Operation):
@@ -201,6 +206,11 @@ class Experts(Operation):
     def choices(self) -> int:
         """(token, choice) pairs that the experts work on."""
         return self.source.rows if self.combine else self.target.rows
+
+    @property
+    def most_rows(self) -> int:
+        """Rows of one expert that memory is laid out for: all tokens, since each may choose it."""
+        return self.choices // self.experts_per_token
 
 
 @dataclass(frozen=True)
@@ -379,23 +389,25 @@ def layer_operations(
     stream = Tensor("stream", chunk, model.hidden_size)
     hidden = Tensor("hidden", chunk, model.hidden_size)
     block = Tensor("block", chunk, model.hidden_size)
+    mlp_hidden = Tensor("mlp_hidden", chunk, model.hidden_size)
+    mlp_block = Tensor("mlp_block", chunk, model.hidden_size)
     attention = _attention_projections(model, layer, chunk, prefix, causal_skip, hidden)
     attended = Tensor("attended", chunk, model.heads * model.value_width)
     output_bias = "self_attn.o_proj.bias" if model.output_bias else None
     if model.moe is not None and not model.moe.is_dense(layer):
         experts = model.moe.experts
         loads = None if routing is None else routing.loads(layer, experts, prefix, chunk)
-        mlp = _mixture(model, layer, hidden, block, loads)
+        mlp = _mixture(model, layer, mlp_hidden, mlp_block, loads)
     else:
-        mlp = _dense_mlp(model, hidden, model.intermediate_size, "mlp", block)
+        mlp = _dense_mlp(model, mlp_hidden, model.intermediate_size, "mlp", mlp_block)
     return (
         Norm(stream, hidden, "input_layernorm.weight", model.hidden_size),
         *attention,
         Product(attended, block, "self_attn.o_proj.weight", output_bias),
         Add(block, stream),
-        Norm(stream, hidden, "post_attention_layernorm.weight", model.hidden_size),
+        Norm(stream, mlp_hidden, "post_attention_layernorm.weight", model.hidden_size),
         *mlp,
-        Add(block, stream),
+        Add(mlp_block, stream),
     )
 
 
@@ -416,7 +428,7 @@ def lower(model: Model, task: Task) -> Program:
     epilogue: tuple[Operation, ...] = ()
     if task.last_chunk or task.all_logits:
         rows = task.chunk if task.all_logits else 1
-        hidden = Tensor("hidden", task.chunk, model.hidden_size)
+        hidden = Tensor("last_hidden", task.chunk, model.hidden_size)
         logits = Tensor("logits", rows, model.vocab_size)
         epilogue = (
             Norm(stream, hidden, "model.norm.weight", model.hidden_size),

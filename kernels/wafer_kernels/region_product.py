@@ -26,6 +26,7 @@ from wafer_kernels.region import (
 )
 
 __all__ = ["compute_shift", "row_vectors"]
+ROW_BLOCK = 8  # rows of cores whose part of A stays in the host's cache over all columns
 
 
 @kernel()
@@ -82,13 +83,17 @@ def compute_shift(
         target's rows are dealt like the products and have room for float32: rounding goes from the
         first sum to the last, so that a narrower value never overwrites a sum to come.
     first_core, last_core
-        Cores that work, in logical order down the columns, the last one not among them.
+        Cores that work, the last one not among them, in logical order down the columns of one block
+        of ``ROW_BLOCK`` rows after another.
     """
     rows, columns = grid.row_place.size, grid.column_place.size
     slices, inner = max(rows, columns), b.line.size
     starts = np.array([part_start(inner, slices, s) for s in range(slices + 1)])
     for core in range(first_core, last_core):
-        j, i = divmod(core, rows)  # the weights of a column stay in the host's cache
+        block, rest = divmod(core, ROW_BLOCK * columns)
+        height = min(ROW_BLOCK, rows - ROW_BLOCK * block)
+        j, i = divmod(rest, height)
+        i += ROW_BLOCK * block
         low, high = part_start(a_rows.size, rows, i), part_start(a_rows.size, rows, i + 1)
         first, width = b.bounds[j], b.bounds[j + 1] - b.bounds[j]
         if high == low or width == 0:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from wafer_emu.emulation import Run, compare, emulate, max_length
     from wafer_emu.model import Model
     from wafer_emu.options import Options
+    from wafer_emu.routing import Routing
     from wafer_emu.state import open_run
     from wafer_emu.wafer import Wafer
     from wafer_emu.workload import Workload
@@ -34,6 +35,7 @@ __all__ = [
     "KernelError",
     "Model",
     "Options",
+    "Routing",
     "Run",
     "UsageError",
     "Wafer",
@@ -48,6 +50,7 @@ __all__ = [
 _HOMES = {
     "Model": "model",
     "Options": "options",
+    "Routing": "routing",
     "Run": "emulation",
     "Wafer": "wafer",
     "Workload": "workload",

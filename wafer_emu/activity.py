@@ -56,25 +56,28 @@ class Activity:
             bool(plan.tasks.last[task]) and deployment.holds_head(placed),
             int(plan.tokens[task]),
             int(plan.prefix[task]),
+            plan.routing_of(task),
         )
 
     def _layers(self, stage: int, task: int) -> Iterator[tuple[int, int, int, int]]:
         """(layer, how many are alike, tile, prefix) of a task."""
         plan = self.plan
         for tile, before in plan.deployment.tiles(int(plan.tokens[task])):
-            for (layer, _), count in plan.deployment.layer_kinds[stage].items():
+            for layer, count in plan.deployment.layers_alike(stage, plan.routing_of(task)):
                 yield layer, count, tile, int(plan.prefix[task]) + before
 
     def work(self, stage: int, task: int) -> Work:
         """Work of a task on a stage, transfers between stages not included."""
         key = self._key(stage, task)
         if key not in self._work:
-            deployment = self.plan.deployment
+            plan, deployment = self.plan, self.plan.deployment
             clock = deployment.clocks[stage]
             counter = counter_of(clock)
             total = Work()
             for layer, count, tile, prefix in self._layers(stage, task):
-                one = counter.layer_work(layer, tile, prefix, deployment.options.causal_skip)
+                one = counter.layer_work(
+                    layer, tile, prefix, deployment.options.causal_skip, plan.routing_of(task)
+                )
                 total = total.plus(one.times(count))
             whole, placed = deployment.scale
             total = Work(*(each * whole // placed for each in total))
@@ -87,14 +90,14 @@ class Activity:
         """Busy cycles of every core of a stage (rows, columns) for a task."""
         key = self._key(stage, task)
         if key not in self._busy:
-            deployment = self.plan.deployment
+            plan, deployment = self.plan, self.plan.deployment
             clock = deployment.clocks[stage]
             counter = counter_of(clock)
             region = deployment.stages[stage].region
             total = np.zeros((region.rows, region.columns), np.int64)
             for layer, count, tile, prefix in self._layers(stage, task):
                 total += count * counter.layer_busy(
-                    layer, tile, prefix, deployment.options.causal_skip
+                    layer, tile, prefix, deployment.options.causal_skip, plan.routing_of(task)
                 )
             whole, placed = deployment.scale
             total = total * whole // placed

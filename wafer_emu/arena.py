@@ -216,6 +216,12 @@ class Area:
         np.maximum(self.high_water, live, out=self.high_water)
         return address
 
+    def shrink(self, name: str, size: Int64) -> None:
+        """Free what a block has beyond its first bytes (core,)."""
+        block = self._live[name]
+        fill(self.arena.bytes, self.first_core, block.address + size, block.size - size, FREED)
+        block.size = size
+
     def free(self, name: str) -> None:
         """Free a block."""
         block = self._live.pop(name)

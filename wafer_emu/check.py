@@ -70,8 +70,8 @@ def check(
     ------
     dict
         One row a policy: ``policy``, ``max_absolute_error``, ``max_relative_error`` (over the
-        largest logit), ``argmax_equal``, ``reallocated_bytes``, ``passed``, ``tolerance``; where it
-        does not fit ``policy``, ``passed`` and ``error``.
+        largest logit), ``argmax_equal``, ``reallocated_bytes``, ``makespan_cycles``, ``passed``,
+        ``tolerance``; where it does not fit ``policy``, ``passed`` and ``error``.
 
     Raises
     ------
@@ -119,6 +119,7 @@ def _row(name: str, run: Run, dense: Dense, question: Question, moves: bool) -> 
     row = {"policy": name, **compare_values(run.logits, expected, tolerance)}
     moved = run.summary["reallocated_bytes"]
     row["reallocated_bytes"] = moved
+    row["makespan_cycles"] = run.summary["makespan_cycles"]
     row["tolerance"] = tolerance
     row["passed"] = bool(
         row["max_relative_error"] <= tolerance and row["argmax_equal"] and (moved or not moves)

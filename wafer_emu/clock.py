@@ -7,6 +7,7 @@ passes over key tiles, so that a table t(chunk, prefix) for the policies costs s
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -36,6 +37,7 @@ from wafer_emu.program import (
     layer_operations,
     lower,
 )
+from wafer_emu.routing import Routing
 from wafer_emu.tiling import FLOAT_BYTES, AttentionTiling, core_cost, plan_attention
 from wafer_emu.wafer import Wafer
 from wafer_kernels import attention as attention_kernel
@@ -119,7 +121,6 @@ class Clock:
     attention_bytes: int
     weights_dtype: str
     kv_dtype: str
-    expert_tokens: Callable[[int, int, int], npt.NDArray[np.int64]] | None = None
     _memo: dict[tuple[object, ...], int] = field(default_factory=dict, repr=False)
 
     @cached_property
@@ -253,20 +254,14 @@ class Clock:
         return total + across if self.region.rows > 1 else total
 
     def expert_rows(self, operation: Experts) -> Iterator[tuple[int, int]]:
-        """(rows, number of experts) pairs: uniform, or as the numbers routed them."""
-        choices = operation.choices
-        if self.expert_tokens is None:
-            more = choices % operation.experts
-            for rows, times in (
-                (choices // operation.experts + 1, more),
-                (choices // operation.experts, operation.experts - more),
-            ):
-                if rows and times:
-                    yield rows, times
-            return
-        counts = self.expert_tokens(operation.layer, choices, operation.experts)
-        for rows, times in zip(*np.unique(counts[counts > 0], return_counts=True), strict=True):
-            yield int(rows), int(times)
+        """(rows, number of experts) pairs: as the tokens are routed, or even shares."""
+        loads = operation.loads
+        if loads is None:
+            share, more = divmod(operation.choices, operation.experts)
+            loads = (share + 1,) * more + (share,) * (operation.experts - more)
+        for rows, times in sorted(Counter(loads).items(), reverse=True):
+            if rows:
+                yield rows, times
 
     # -- vectors --------------------------------------------------------------------------------
     def vector(self, rows: int, columns: int, operations: int) -> int:
@@ -451,11 +446,9 @@ class Clock:
 
     # -- layers and tasks -----------------------------------------------------------------------
     def layer_kind(self, layer: int) -> tuple[object, ...]:
-        """What distinguishes the layers of a model: dense or not, the window, routed loads."""
+        """What distinguishes a model's layers, routed loads aside: dense or not, the window."""
         moe = self.model.moe
-        dense = moe is None or moe.is_dense(layer)
-        routed = layer if self.expert_tokens is not None and not dense else None
-        return dense, self.model.windows[layer], routed
+        return moe is None or moe.is_dense(layer), self.model.windows[layer]
 
     def layer(self, layer: int, chunk: int, prefix: int, causal_skip: bool = True) -> int:
         """Cycles of one transformer layer on ``chunk`` tokens after ``prefix``."""
@@ -464,17 +457,36 @@ class Clock:
             self._memo[key] = int(self.layers(layer, chunk, np.array([prefix]), causal_skip)[0])
         return self._memo[key]
 
-    def layers(self, layer: int, chunk: int, prefixes: Int64, causal_skip: bool = True) -> Int64:
-        """Cycles of one transformer layer on ``chunk`` tokens after many prefixes (P,)."""
-        fixed = ("fixed", self.layer_kind(layer), chunk, causal_skip)
+    def layers(
+        self,
+        layer: int,
+        chunk: int,
+        prefixes: Int64,
+        causal_skip: bool = True,
+        routing: Routing | None = None,
+    ) -> Int64:
+        """Cycles of one transformer layer on ``chunk`` tokens after many prefixes (P,).
+
+        Experts get the tokens that a ``routing`` says, or their even shares.
+        """
+        changing = Attention if routing is None else Attention | Experts
+        fixed = ("fixed", self.layer_kind(layer), chunk, causal_skip, changing)
         if fixed not in self._memo:
             self._memo[fixed] = sum(
                 self.operation(each)
                 for each in layer_operations(self.model, layer, chunk, 0, causal_skip)
-                if not isinstance(each, Attention)
+                if not isinstance(each, changing)
             )
         attention = attention_operation(self.model, layer, chunk, 0, causal_skip)
-        return self.attentions(attention, prefixes) + self._memo[fixed]
+        total = self.attentions(attention, prefixes) + self._memo[fixed]
+        if routing is not None:
+            total += [self._routed(layer, chunk, int(each), routing) for each in prefixes]
+        return total
+
+    def _routed(self, layer: int, chunk: int, prefix: int, routing: Routing) -> int:
+        """Cycles of a layer's experts on the tokens that a routing gives them."""
+        operations = layer_operations(self.model, layer, chunk, prefix, routing=routing)
+        return sum(self.experts(each) for each in operations if isinstance(each, Experts))
 
     def epilogue(self, chunk: int) -> int:
         """Cycles of what follows the layers of a request's last chunk: final norm and head."""

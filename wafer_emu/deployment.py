@@ -24,6 +24,7 @@ from wafer_emu.placement import (
     split_layers,
 )
 from wafer_emu.program import Lookup, Tensor
+from wafer_emu.routing import Routing
 from wafer_emu.stage_clocks import Shelf, StageClocks
 from wafer_emu.wafer import Wafer
 from wafer_kernels.errors import ConfigError, UsageError
@@ -61,7 +62,7 @@ class Deployment:
     scale: tuple[int, int]
     placement: Placement
     clocks: tuple[Clock, ...]
-    _costs: dict[tuple[int, int, int], int] = field(default_factory=dict)
+    _costs: dict[tuple[int, int, int, Routing | None], int] = field(default_factory=dict)
     _memories: dict[int, tuple[StageMemory, ...]] = field(default_factory=dict)
 
     @property
@@ -109,21 +110,29 @@ class Deployment:
             yield size, before
             before += size
 
-    def stage_cost(self, stage: int, chunk: int, prefix: int) -> int:
-        """Cycles of a stage's layers on a chunk, tile by tile; the head is not in it."""
-        key = (stage, chunk, prefix)
+    def stage_cost(
+        self, stage: int, chunk: int, prefix: int, routing: Routing | None = None
+    ) -> int:
+        """Cycles of a stage's layers on a chunk, tile by tile; the head is not in it.
+
+        Experts get the tokens that a request's ``routing`` says, or their even shares.
+        """
+        key = (stage, chunk, prefix, routing)
         if key not in self._costs:
-            self._costs[key] = int(self.stage_costs(stage, chunk, np.array([prefix]))[0])
+            costs = self.stage_costs(stage, chunk, np.array([prefix]), routing)
+            self._costs[key] = int(costs[0])
         return self._costs[key]
 
-    def stage_costs(self, stage: int, chunk: int, prefixes: Int64) -> Int64:
+    def stage_costs(
+        self, stage: int, chunk: int, prefixes: Int64, routing: Routing | None = None
+    ) -> Int64:
         """:meth:`stage_cost` after many prefixes (P,)."""
         placed, clock = self.stages[stage], self.clocks[stage]
         cycles = np.zeros_like(prefixes)
         for tile, before in alike(self.tiles(chunk)):
             reached = (prefixes + before[:, np.newaxis]).ravel()
-            for (layer, _), count in self.layer_kinds[stage].items():
-                each = clock.layers(layer, tile, reached, self.options.causal_skip)
+            for layer, count in self.layers_alike(stage, routing):
+                each = clock.layers(layer, tile, reached, self.options.causal_skip, routing)
                 cycles += count * each.reshape(before.size, -1).sum(axis=0)
         whole, placed_layers = self.scale
         cycles = -(-cycles * whole // placed_layers)
@@ -145,6 +154,16 @@ class Deployment:
                 counts[key] = counts.get(key, 0) + 1
             result.append(counts)
         return tuple(result)
+
+    def layers_alike(self, stage: int, routing: Routing | None) -> Iterator[tuple[int, int]]:
+        """(layer, how many cost the same) of a stage; a routing makes every layer differ."""
+        if routing is None:
+            for (layer, _), count in self.layer_kinds[stage].items():
+                yield layer, count
+            return
+        placed = self.stages[stage]
+        for layer in range(placed.first_layer, placed.first_layer + placed.layers):
+            yield layer, 1
 
     def slowest_cost(self) -> SlowestCost:
         """Cost t(chunk, prefix) of the slowest stage, with a vectorised ``table``."""

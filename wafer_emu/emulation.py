@@ -15,13 +15,14 @@ import numpy.typing as npt
 import mocap.policy
 from mocap.policy import Policy
 from wafer_emu.activity import Activity
+from wafer_emu.carry_out import Compute, carry_out
 from wafer_emu.deployment import PAGE_TOKENS
-from wafer_emu.engine import run_plan
 from wafer_emu.frames import Frames
 from wafer_emu.model import Model
 from wafer_emu.options import Options
 from wafer_emu.plan import LEANEST, Plan, make_plan, most_tokens
 from wafer_emu.replay import Books, replay
+from wafer_emu.routing import Routing
 from wafer_emu.search import search
 from wafer_emu.stage_clocks import Shelf
 from wafer_emu.summary import summarise
@@ -130,6 +131,7 @@ def emulate(
     token_ids: Sequence[Sequence[int]] = (),
     prefix_kv: Sequence[Sequence[npt.NDArray[np.float32]]] | None = None,
     logits: LogitsOf = "last",
+    routing: Sequence[Routing] | None = None,
     **overrides: Any,
 ) -> Run:
     """Run the prefill of a workload on an emulated wafer.
@@ -156,6 +158,9 @@ def emulate(
         ``kv`` of a run on each request's resident prefix; None: the dense reference makes it.
     logits
         Of the ``last`` token, or of ``all`` computed ones.
+    routing
+        Of each request, the experts that its tokens choose, as ``run.numbers.routing`` of another
+        run has them. With ``numbers`` it is theirs; else every expert gets an even share.
 
     Raises
     ------
@@ -172,13 +177,17 @@ def emulate(
     [0.5, 0.5]
     """
     options = replace(options or Options(), **overrides)
-    run = _emulate(wafer, model, workload, policy, options, record, frames, progress, {})
-    if numbers is None:
-        return run
-    from wafer_emu.numbers import compute
+    compute: Compute | None = None
+    if numbers is not None:
+        if routing is not None:
+            raise UsageError("numbers say themselves which experts tokens choose: no routing")
+        from wafer_emu import numbers as real
 
-    return replace(
-        run, numbers=compute(run.plan, run.schedule, numbers, token_ids, prefix_kv, logits)
+        compute = partial(
+            real.compute, weights=numbers, token_ids=token_ids, prefix_kv=prefix_kv, logits=logits
+        )
+    return _emulate(
+        wafer, model, workload, policy, options, record, frames, progress, {}, routing, compute
     )
 
 
@@ -192,6 +201,8 @@ def _emulate(
     frames: int,
     progress: Progress | None,
     shelf: Shelf,
+    routing: Sequence[Routing] | None = None,
+    compute: Compute | None = None,
 ) -> Run:
     tell = progress or (lambda what, share: None)
     with Frames.open(record, wafer, options, frames) as kept:
@@ -200,7 +211,7 @@ def _emulate(
             wafer, model, workload, _policy(policy, options), options, shelf, tell
         )
         tell("run", 0.3)
-        schedule = run_plan(plan)
+        plan, schedule, numbers = carry_out(plan, routing, compute)
         tell("replay", 0.5)
         activity = Activity(plan)
         kept.start(plan, schedule, activity)
@@ -210,7 +221,8 @@ def _emulate(
         summary["settings"]["search"] = searched
         kept.finish(plan, schedule, books, summary)
     tell("done", 1.0)
-    return Run(summary, plan, schedule, books, None if record is None else Path(record))
+    kept_at = None if record is None else Path(record)
+    return Run(summary, plan, schedule, books, kept_at, numbers)
 
 
 def _plan(

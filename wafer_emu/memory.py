@@ -18,7 +18,17 @@ import numpy.typing as npt
 from wafer_emu.clock import Clock
 from wafer_emu.model import dtype_bytes
 from wafer_emu.placement import Stage
-from wafer_emu.program import Attention, Experts, Operation, Product, Program, Task, Tensor, lower
+from wafer_emu.program import (
+    Attention,
+    Experts,
+    Norm,
+    Operation,
+    Product,
+    Program,
+    Task,
+    Tensor,
+    lower,
+)
 from wafer_emu.tiling import FLOAT_BYTES, AttentionTiling
 from wafer_kernels import mesh
 
@@ -28,6 +38,7 @@ __all__ = [
     "Load",
     "StageMemory",
     "dealt",
+    "groups_on_core",
     "kv_quanta_per_token",
     "kv_quantum_bytes",
 ]
@@ -95,6 +106,12 @@ def _kinds(lines: int, totals: Iterable[int]) -> tuple[dict[int, Int64], Int64, 
     table = np.array([dealt(total, lines) for total in distinct])
     parts, kind, counts = np.unique(table, axis=1, return_inverse=True, return_counts=True)
     return dict(zip(distinct, parts, strict=True)), kind.ravel(), counts
+
+
+def groups_on_core(columns: Int64, groups: int, width: int) -> Int64:
+    """Most of equal groups of ``width`` columns that cores with so many ``columns`` may meet."""
+    size = width // groups
+    return np.where(columns > 0, np.minimum(groups, (columns + size - 2) // size + 1), 0)
 
 
 @dataclass(frozen=True)
@@ -263,16 +280,13 @@ class StageMemory:
 
     def _working(self, operation: Operation, program: Program, dealing: Dealing) -> Int64:
         """Bytes of an operation's own buffers a core: tiles that arrive, softmax state, sums."""
-        region = self.stage.region
         zero = np.zeros_like(dealing.counts)
         if isinstance(operation, Product | Experts):
-            rows, width = operation.target.rows, operation.target.columns
-            if isinstance(operation, Product) and operation.last_row:
-                return zero + dealing.columns(width) * FLOAT_BYTES  # a row vector's partial sums
-            depth = -(-operation.source.columns // max(region.rows, region.columns))
-            arriving_a = dealing.rows(rows) * depth * self.clock.grid.element_bytes
-            arriving_b = dealing.columns(width) * depth * dtype_bytes(self.clock.weights_dtype)
-            return arriving_a + arriving_b
+            return self._product_buffers(operation, dealing)
+        if isinstance(operation, Norm):
+            width, groups = operation.source.columns, operation.groups
+            sums = groups_on_core(dealing.columns(width), groups, width)
+            return dealing.rows(operation.source.rows) * sums * FLOAT_BYTES
         if isinstance(operation, Attention) and self.clock.wafer.attention == "products":
             blocks = self.clock.block_attention(operation)
             return zero + blocks.slice_bytes + dealing.rows(operation.chunk) * blocks.row_bytes
@@ -281,6 +295,25 @@ class StageMemory:
             tokens = dealing.rows(tiles) * tiling.query_tile
             return zero + tiling.key_buffer_bytes + tokens * tiling.query_bytes
         return zero
+
+    def _product_buffers(self, operation: Product | Experts, dealing: Dealing) -> Int64:
+        """Bytes of a product's slices that arrive and of its float32 sums a core.
+
+        The target's own bytes hold as much of the sums as they can; products of experts lie
+        elsewhere than the rows that they go to. Room for the sums of a row vector's product is kept
+        in any case, since few rows are multiplied so.
+        """
+        region, element = self.stage.region, self.clock.grid.element_bytes
+        rows, width = operation.most_rows, operation.target.columns
+        row_sums = np.zeros_like(dealing.counts) + dealing.columns(width) * FLOAT_BYTES
+        if isinstance(operation, Product) and operation.last_row:
+            return row_sums
+        depth = -(-operation.source.columns // max(region.rows, region.columns))
+        arriving_a = dealing.rows(rows) * depth * element
+        arriving_b = dealing.columns(width) * depth * dtype_bytes(self.clock.weights_dtype)
+        beside = FLOAT_BYTES - (element if isinstance(operation, Product) else 0)
+        sums = dealing.matrix(rows, width) * beside
+        return np.maximum(arriving_a + arriving_b + sums, row_sums)
 
     @cached_property
     def kv_places(self) -> Int64:

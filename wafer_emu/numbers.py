@@ -22,6 +22,7 @@ from wafer_emu.placement import Stage
 from wafer_emu.plan import Plan
 from wafer_emu.program import Norm, Product, Task, layer_operations, lower
 from wafer_emu.replay import END, START, events
+from wafer_emu.routing import Routing
 from wafer_emu.stage_numbers import run
 from wafer_emu.stage_products import answer
 from wafer_emu.stage_tensors import Job, StageTensors
@@ -99,7 +100,6 @@ class _Walk:
                 deployment.stages, deployment.clocks, plan.memories, strict=True
             )
         ]
-        self.expert_tokens: dict[int, Int64] = {}
         self.kv: list[dict[int, KvCache]] = [{} for _ in regions]
         self.current = [0] * len(regions)
         self.streams: list[Matrix | None] = [None] * len(regions)
@@ -136,9 +136,13 @@ class _Walk:
         bounds = self.arena.first_core
         order = [request.index for request in self.plan.requests]
         answers = dict(zip(order, (each.values() for each in self.requests), strict=True))
+        routing = {}
+        if self.model.moe is not None:
+            made = (Routing(each.chosen) for each in self.requests)
+            routing = dict(zip(order, made, strict=True))
         return Numbers(
             [answers[index] for index in sorted(answers)],
-            self.expert_tokens,
+            [routing[index] for index in sorted(routing)],
             [self.arena.peak[a:b] for a, b in pairwise(bounds)],
             [each.area.high_water for each in self.stages],
             sum(each.area.compactions for each in self.stages),
@@ -185,7 +189,9 @@ class _Walk:
                 job = Job(index, layer, cycle, piece, kv, kept, parts)
                 skip = plan.deployment.options.causal_skip
                 operations = layer_operations(self.model, layer, tile, prefix + before, skip)
-                self._count(layer, run(here, operations, job))
+                chosen = run(here, operations, job)
+                if chosen is not None:
+                    request.choose(layer, prefix + before, chosen)
                 if kept == placed.layers - 1 and plan.deployment.holds_head(placed):
                     ends = before + tile == chunk and bool(plan.tasks.last[task])
                     self._answer(here, job, tile, prefix + before, ends)
@@ -202,11 +208,6 @@ class _Walk:
             kv.push(layers, part, core, slot, cycle)
         if self.plan.tasks.last[task]:
             kv.free(layers)
-
-    def _count(self, layer: int, tokens: Int64 | None) -> None:
-        """Add up the tokens that a layer's experts got."""
-        if tokens is not None:
-            self.expert_tokens[layer] = self.expert_tokens.get(layer, 0) + tokens
 
     def _end(self, stage: int, task: int, cycle: int) -> None:
         here, stream = self.stages[stage], self.streams[stage]

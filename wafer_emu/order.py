@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy.typing as npt
 from mocap.policy import Policy, Request
 from wafer_emu.deployment import Deployment
 from wafer_emu.memory import StageMemory, kv_quanta_per_token
+from wafer_emu.routing import Routing
 
 __all__ = ["Order", "quanta_per_token"]
 
@@ -22,6 +24,7 @@ class Order:
     """Chunks of all requests in service order, on a deployment.
 
     Arrays over tasks (T,): ``request``, ``chunk``, ``tokens``, ``prefix``, ``last`` of its request.
+    ``routing`` of each request, in the same order, where it is known which experts tokens choose.
     """
 
     deployment: Deployment
@@ -34,6 +37,7 @@ class Order:
     tokens: Int64
     prefix: Int64
     last: npt.NDArray[np.bool_]
+    routing: Sequence[Routing] = field(default=(), kw_only=True)
 
     @cached_property
     def largest_chunks(self) -> Int64:
@@ -41,12 +45,19 @@ class Order:
         reverse = np.maximum.accumulate(np.append(self.tokens, 1)[::-1])
         return reverse[::-1]
 
+    def routing_of(self, task: int) -> Routing | None:
+        """Routing of the request that a task belongs to."""
+        return self.routing[self.request[task]] if self.routing else None
+
     @cached_property
     def compute(self) -> Int64:
         """Cycles of every task on every stage (stage, task), without transfers."""
         stages = range(len(self.memories))
         cost = self.deployment.stage_cost
-        pieces = [(int(c), int(p)) for c, p in zip(self.tokens, self.prefix, strict=True)]
+        pieces = [
+            (int(chunk), int(prefix), self.routing_of(task))
+            for task, (chunk, prefix) in enumerate(zip(self.tokens, self.prefix, strict=True))
+        ]
         cycles = np.array([[cost(stage, *piece) for piece in pieces] for stage in stages], np.int64)
         for task in np.flatnonzero(self.last):
             cycles[-1, task] += self.deployment.clocks[-1].epilogue(int(self.tokens[task]))

@@ -24,14 +24,15 @@ from wafer_emu.model import Model
 from wafer_emu.options import Options
 from wafer_emu.order import Order, quanta_per_token
 from wafer_emu.refusal import capacity_error, refusal, refuse_too_long
+from wafer_emu.routing import Routing, refuse_routing
 from wafer_emu.stage_clocks import Shelf
 from wafer_emu.transfers import Transfers, arrivals, handoffs, stage_transfers
 from wafer_emu.wafer import Wafer
 from wafer_emu.workload import Workload
 from wafer_kernels import pipeline
-from wafer_kernels.errors import CapacityError
+from wafer_kernels.errors import CapacityError, UsageError
 
-__all__ = ["LEANEST", "Plan", "make_plan", "memory_tiers", "most_tokens"]
+__all__ = ["LEANEST", "Plan", "make_plan", "memory_tiers", "most_tokens", "routed"]
 
 Int64 = npt.NDArray[np.int64]
 LEANEST = 2  # tiles and attention working sets are halved at most so often
@@ -89,6 +90,27 @@ def make_plan(
                     full.add(tiers.weights)
     assert failure is not None
     raise failure
+
+
+def routed(plan: Plan, routing: Sequence[Routing]) -> Plan:
+    """Time a plan with the experts that tokens choose; ``routing`` by request as they were given.
+
+    Cuts, moves and slots stay: they were chosen before any router had spoken.
+
+    Raises
+    ------
+    UsageError
+        If the routing does not go with the requests or the model.
+    """
+    if len(routing) != len(plan.requests):
+        raise UsageError(f"routing of {len(routing)} requests, there are {len(plan.requests)}")
+    served = [routing[request.index] for request in plan.requests]
+    for request, one in zip(plan.requests, served, strict=True):
+        refuse_routing(plan.deployment.model, request, one)
+    known = {each.name: getattr(plan, each.name) for each in fields(Order)}
+    order = Order(**known | {"routing": served})
+    tasks, transfers = _tasks(order, plan.moves)
+    return replace(plan, routing=served, tasks=tasks, transfers=transfers)
 
 
 def memory_tiers(wafer: Wafer, options: Options) -> list[Tiers]:

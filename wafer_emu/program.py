@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields
 from functools import lru_cache
 
 from wafer_emu.model import Model
+from wafer_emu.routing import Routing
 
 __all__ = [
     "Add",
@@ -54,7 +55,7 @@ class Operation:
             if isinstance(value, Tensor):
                 yield value
             elif isinstance(value, tuple):
-                yield from value
+                yield from (one for one in value if isinstance(one, Tensor))
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,11 @@ class Product(Operation):
     def shape(self) -> tuple[int, int, int]:
         """(m, n, k) of the product."""
         return self.target.rows, self.target.columns, self.source.columns
+
+    @property
+    def most_rows(self) -> int:
+        """Rows that memory is laid out for."""
+        return self.target.rows
 
 
 @dataclass(frozen=True)
@@ -183,7 +189,8 @@ class Route(Operation):
 class Experts(Operation):
     """The same product for every expert on the tokens routed to it, one expert after another.
 
-    The rows of ``target`` are (token, choice) pairs. ``weight`` holds ``{expert}``.
+    The rows of ``target`` are (token, choice) pairs. ``weight`` holds ``{expert}``. ``loads`` are
+    the tokens that each expert gets, where they are known.
     """
 
     source: Tensor
@@ -193,11 +200,17 @@ class Experts(Operation):
     experts: int
     experts_per_token: int
     combine: bool = False  # the down product: weigh the choices and add them up
+    loads: tuple[int, ...] | None = None
 
     @property
     def choices(self) -> int:
         """(token, choice) pairs that the experts work on."""
         return self.source.rows if self.combine else self.target.rows
+
+    @property
+    def most_rows(self) -> int:
+        """Rows of one expert that memory is laid out for: all tokens, since each may choose it."""
+        return self.choices // self.experts_per_token
 
 
 @dataclass(frozen=True)
@@ -323,7 +336,9 @@ def _dense_mlp(
     ]
 
 
-def _mixture(model: Model, layer: int, source: Tensor, out: Tensor) -> list[Operation]:
+def _mixture(
+    model: Model, layer: int, source: Tensor, out: Tensor, loads: tuple[int, ...] | None
+) -> list[Operation]:
     moe = model.moe
     assert moe is not None
     chunk, choices = source.rows, source.rows * moe.experts_per_token
@@ -339,7 +354,7 @@ def _mixture(model: Model, layer: int, source: Tensor, out: Tensor) -> list[Oper
 
     def experts(a: Tensor, b: Tensor, name: str, combine: bool = False) -> Experts:
         weight = f"{block}.experts.{{expert}}.{name}.weight"
-        return Experts(a, b, weight, layer, moe.experts, moe.experts_per_token, combine)
+        return Experts(a, b, weight, layer, moe.experts, moe.experts_per_token, combine, loads)
 
     operations: list[Operation] = [
         Product(source, scores, f"{block}.gate.weight"),
@@ -359,30 +374,40 @@ def _mixture(model: Model, layer: int, source: Tensor, out: Tensor) -> list[Oper
 
 @lru_cache(maxsize=4096)
 def layer_operations(
-    model: Model, layer: int, chunk: int, prefix: int, causal_skip: bool = True
+    model: Model,
+    layer: int,
+    chunk: int,
+    prefix: int,
+    causal_skip: bool = True,
+    routing: Routing | None = None,
 ) -> tuple[Operation, ...]:
     """Operations of one transformer layer on ``chunk`` tokens after ``prefix`` tokens.
 
-    Weight names are relative to the layer, as in Hugging Face checkpoints.
+    Weight names are relative to the layer, as in Hugging Face checkpoints. With a ``routing`` the
+    experts know the tokens that they get.
     """
     stream = Tensor("stream", chunk, model.hidden_size)
     hidden = Tensor("hidden", chunk, model.hidden_size)
     block = Tensor("block", chunk, model.hidden_size)
+    mlp_hidden = Tensor("mlp_hidden", chunk, model.hidden_size)
+    mlp_block = Tensor("mlp_block", chunk, model.hidden_size)
     attention = _attention_projections(model, layer, chunk, prefix, causal_skip, hidden)
     attended = Tensor("attended", chunk, model.heads * model.value_width)
     output_bias = "self_attn.o_proj.bias" if model.output_bias else None
     if model.moe is not None and not model.moe.is_dense(layer):
-        mlp = _mixture(model, layer, hidden, block)
+        experts = model.moe.experts
+        loads = None if routing is None else routing.loads(layer, experts, prefix, chunk)
+        mlp = _mixture(model, layer, mlp_hidden, mlp_block, loads)
     else:
-        mlp = _dense_mlp(model, hidden, model.intermediate_size, "mlp", block)
+        mlp = _dense_mlp(model, mlp_hidden, model.intermediate_size, "mlp", mlp_block)
     return (
         Norm(stream, hidden, "input_layernorm.weight", model.hidden_size),
         *attention,
         Product(attended, block, "self_attn.o_proj.weight", output_bias),
         Add(block, stream),
-        Norm(stream, hidden, "post_attention_layernorm.weight", model.hidden_size),
+        Norm(stream, mlp_hidden, "post_attention_layernorm.weight", model.hidden_size),
         *mlp,
-        Add(block, stream),
+        Add(mlp_block, stream),
     )
 
 
@@ -403,7 +428,7 @@ def lower(model: Model, task: Task) -> Program:
     epilogue: tuple[Operation, ...] = ()
     if task.last_chunk or task.all_logits:
         rows = task.chunk if task.all_logits else 1
-        hidden = Tensor("hidden", task.chunk, model.hidden_size)
+        hidden = Tensor("last_hidden", task.chunk, model.hidden_size)
         logits = Tensor("logits", rows, model.vocab_size)
         epilogue = (
             Norm(stream, hidden, "model.norm.weight", model.hidden_size),

@@ -23,7 +23,7 @@ from wafer_emu.program import (
 from wafer_emu.rotary import rotary_tables
 from wafer_emu.stage_attention import attend, attention_bytes, write_tile
 from wafer_emu.stage_experts import Routes, experts, route
-from wafer_emu.stage_products import arriving_bytes, product
+from wafer_emu.stage_products import norm, norm_bytes, product, product_bytes
 from wafer_emu.stage_tensors import Job, StageTensors
 from wafer_kernels import region_vector
 from wafer_kernels.numeric import Activation
@@ -32,7 +32,6 @@ from wafer_kernels.region import Matrix
 __all__ = ["run"]
 
 Int64 = npt.NDArray[np.int64]
-LATENT_NORM_EPSILON = 1e-6  # of MLA's two latent norms, whatever the config says (DeepSeek-V3 code)
 ACTIVATIONS = {
     "silu": Activation.SILU,
     "gelu": Activation.GELU,
@@ -46,18 +45,19 @@ def run(here: StageTensors, operations: Sequence[Operation], job: Job) -> Int64 
     Returns
     -------
     array or None
-        Tokens that each expert got (expert,), if the layer has experts.
+        Experts of each token (token, choice), if the layer has experts.
     """
     spans: dict[Tensor, tuple[int, int]] = {}
     for index, operation in enumerate(operations):
         for tensor in operation.tensors():
             spans[tensor] = (spans.get(tensor, (index, index))[0], index)
-    routes = None
+    routes: Routes | None = None
     for index, operation in enumerate(operations):
+        working, beside = _working_bytes(here, operation)
         for tensor, (first, _) in spans.items():
             if first == index:
-                here.held[tensor] = _born(here, tensor, job)
-        work = here.area.allocate("working buffers", _working_bytes(here, operation), job.cycle)
+                here.held[tensor] = _born(here, tensor, job, beside)
+        work = here.area.allocate("working buffers", working, job.cycle)
         if isinstance(operation, Route):
             routes = route(here, operation, job)
         elif isinstance(operation, Experts):
@@ -66,48 +66,45 @@ def run(here: StageTensors, operations: Sequence[Operation], job: Job) -> Int64 
         else:
             _carry_out(here, operation, job, work)
         here.area.free("working buffers")
+        if isinstance(operation, Product):
+            target = operation.target
+            here.shrink(target.name, here.layout.rows(target.rows), target.columns)
         for tensor, (_, last) in spans.items():
             if last == index:
                 del here.held[tensor]
                 if tensor.name != "stream":
                     here.area.free(tensor.name)
-    return None if routes is None else _counts(here, routes)
+    return None if routes is None else routes.chosen
 
 
-def _born(here: StageTensors, tensor: Tensor, job: Job) -> Matrix:
+def _born(here: StageTensors, tensor: Tensor, job: Job, beside: Int64 | int) -> Matrix:
     """Memory of a tensor; the residual stream has its own since the task started."""
     if tensor.name == "stream":
         return job.stream
     rows = here.layout.rows(tensor.rows)
-    return here.allocate(tensor.name, rows, tensor.columns, job.cycle)
+    return here.allocate(tensor.name, rows, tensor.columns, job.cycle, beside)
 
 
-def _counts(here: StageTensors, routes: Routes) -> Int64:
-    assert here.model.moe is not None
-    return np.bincount(routes.chosen.ravel(), minlength=here.model.moe.experts)
+def _working_bytes(here: StageTensors, operation: Operation) -> tuple[Int64, Int64 | int]:
+    """Bytes of an operation's own buffers on every core (core,), and beside what it brings forth.
 
-
-def _working_bytes(here: StageTensors, operation: Operation) -> Int64:
-    """Bytes of an operation's own buffers on every core (core,)."""
+    A product brings forth its target alone, whose bytes and those beside it hold the sums.
+    """
     match operation:
         case Product() | Experts():
-            return arriving_bytes(here, operation).sum(axis=0)
+            return product_bytes(here, operation)
         case Attention():
-            return attention_bytes(here, operation)
-    return np.zeros(here.layout.region.cores, np.int64)
+            return attention_bytes(here, operation), 0
+        case Norm():
+            return norm_bytes(here, operation), 0
+    return np.zeros(here.layout.region.cores, np.int64), 0
 
 
 def _carry_out(here: StageTensors, operation: Operation, job: Job, work: Int64) -> None:
     arena, grid, held = here.arena.bytes, here.layout.grid, here.held
     match operation:
         case Norm(source=source, target=target):
-            latent = operation.weight.endswith("_a_layernorm.weight")
-            epsilon = LATENT_NORM_EPSILON if latent else here.model.norm_epsilon
-            weight = here.weight(operation.weight, job.layer)
-            region_vector.norm(
-                arena, grid, held[source], held[target], weight, operation.groups,
-                operation.width, epsilon,
-            )  # fmt: skip
+            norm(here, operation, held[source], held[target], job, work)
         case Product():
             product(here, operation, job, work)
         case Rotary(target=target):

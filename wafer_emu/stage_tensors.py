@@ -94,11 +94,20 @@ class StageTensors:
         rows = self.layout.rows(tokens)
         return self.layout.matrix(self.kind, rows, self.model.hidden_size, self._handoff)
 
-    def allocate(self, name: str, rows: Rows, columns: int, cycle: int) -> Matrix:
-        """Allocate an activation; ``area.free(name)`` ends its life."""
-        size = self.layout.size(rows, columns, element_bytes(self.kind))
+    def allocate(
+        self, name: str, rows: Rows, columns: int, cycle: int, beside: Int64 | int = 0
+    ) -> Matrix:
+        """Allocate an activation; ``area.free(name)`` ends its life.
+
+        Bytes ``beside`` it (core,) follow its own until ``shrink``.
+        """
+        size = self.layout.size(rows, columns, element_bytes(self.kind)) + beside
         address = self.area.allocate(name, size, cycle)
         return self.layout.matrix(self.kind, rows, columns, address)
+
+    def shrink(self, name: str, rows: Rows, columns: int) -> None:
+        """Free the bytes beside an activation."""
+        self.area.shrink(name, self.layout.size(rows, columns, element_bytes(self.kind)))
 
     def read(self, matrix: Matrix) -> Float32:
         """Values of a matrix (rows, columns)."""

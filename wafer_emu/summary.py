@@ -256,11 +256,19 @@ def _settings(plan: Plan, model: Model, workload: Workload) -> dict[str, Any]:
         "attention_bytes_per_core": [clock.attention_bytes for clock in deployment.clocks],
         "requests_in_flight": _in_flight(plan),
         "beyond_model_positions": lengths[-1] > model.max_positions,
+        "expert_tokens": _expert_tokens(plan),
         "unused": unused,
         "clock_hz": deployment.wafer.core.clock_hz,
         "weight_bytes_per_stage": [memory.weight_bytes for memory in plan.memories],
         "seed": options.seed,
     }
+
+
+def _expert_tokens(plan: Plan) -> str | None:
+    """What the experts' loads were taken from; None where there are no experts."""
+    if plan.deployment.model.moe is None:
+        return None
+    return "routed" if plan.routing else "uniform"
 
 
 def _in_flight(plan: Plan) -> int:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from wafer_emu.dense import forward
 from wafer_emu.plan import Plan
+from wafer_emu.routing import UNKNOWN, Routing
 from wafer_kernels.errors import UsageError
 
 __all__ = ["Numbers", "Prompt", "Values", "prompts"]
@@ -46,8 +47,8 @@ class Numbers:
     ----------
     values
         Of each request.
-    expert_tokens
-        Tokens that each expert of a layer got, by layer (expert,).
+    routing
+        Of each request, the experts that its tokens chose; empty if the model has none.
     peak_bytes
         Most bytes that each core of each stage ever held (core,).
     activation_bytes
@@ -57,7 +58,7 @@ class Numbers:
     """
 
     values: list[Values]
-    expert_tokens: dict[int, Int64]
+    routing: list[Routing]
     peak_bytes: list[Int64]
     activation_bytes: list[Int64]
     compactions: int
@@ -72,11 +73,18 @@ class Prompt:
     logits: list[Float32] = field(default_factory=list)
     hidden: list[Float32] = field(default_factory=list)
     kv: dict[int, Float32] = field(default_factory=dict)
+    chosen: dict[int, Int64] = field(default_factory=dict)
 
     @property
     def prefix(self) -> int:
         """Tokens whose KV is resident."""
         return len(self.prefix_kv[0]) if self.prefix_kv else 0
+
+    def choose(self, layer: int, first: int, chosen: Int64) -> None:
+        """Note the experts (token, choice) of tokens from ``first`` on in a layer."""
+        if layer not in self.chosen:
+            self.chosen[layer] = np.full((self.tokens.size, chosen.shape[1]), UNKNOWN)
+        self.chosen[layer][first : first + len(chosen)] = chosen
 
     def values(self) -> Values:
         """Results of all chunks together."""

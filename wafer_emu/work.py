@@ -34,9 +34,9 @@ from wafer_emu.program import (
     Product,
     Rotary,
     Route,
-    attention_operation,
     layer_operations,
 )
+from wafer_emu.routing import Routing
 from wafer_emu.tiling import FLOAT_BYTES
 from wafer_kernels import attention, attention_count
 from wafer_kernels.mesh import slice_starts
@@ -45,6 +45,7 @@ from wafer_kernels.systolic import CoreCost, padded_macs, sram_elements
 __all__ = ["Counter", "Work", "busy_map", "counter_of", "operation_work"]
 
 Parts = list[tuple[int, int]]  # (size, how many)
+_Part = tuple[int, int, int | None, bool, bool, Routing | None]
 KEPT_PLANES = 64  # of busy cycles: one of 375 x 248 cores takes 0.7 MB
 
 
@@ -363,38 +364,63 @@ class Counter:
         self._work = lru_cache(maxsize=None)(self._count_work)
         self._busy = lru_cache(maxsize=KEPT_PLANES)(self._count_busy)
 
-    def layer_work(self, layer: int, chunk: int, prefix: int, causal_skip: bool = True) -> Work:
+    def layer_work(
+        self,
+        layer: int,
+        chunk: int,
+        prefix: int,
+        causal_skip: bool = True,
+        routing: Routing | None = None,
+    ) -> Work:
         """Work of a layer on ``chunk`` tokens after ``prefix`` tokens."""
-        alike = self._first[self._clock.layer_kind(layer)]
-        attention_work = self._work(alike, chunk, prefix, causal_skip)
-        return self._work(alike, chunk, None, causal_skip).plus(attention_work)
+        fixed, changing = self._parts(layer, chunk, prefix, causal_skip, routing)
+        return self._work(*fixed).plus(self._work(*changing))
 
     def layer_busy(
-        self, layer: int, chunk: int, prefix: int, causal_skip: bool = True
+        self,
+        layer: int,
+        chunk: int,
+        prefix: int,
+        causal_skip: bool = True,
+        routing: Routing | None = None,
     ) -> npt.NDArray[np.int64]:
         """Busy cycles of every core (rows, columns) of a layer, in physical places."""
-        alike = self._first[self._clock.layer_kind(layer)]
-        attention_busy = self._busy(alike, chunk, prefix, causal_skip)
-        return self._busy(alike, chunk, None, causal_skip) + attention_busy
+        fixed, changing = self._parts(layer, chunk, prefix, causal_skip, routing)
+        return self._busy(*fixed) + self._busy(*changing)
+
+    def _parts(
+        self, layer: int, chunk: int, prefix: int, causal_skip: bool, routing: Routing | None
+    ) -> tuple[_Part, _Part]:
+        """What of a layer knows no prefix, and what changes with it: alike layers share both.
+
+        A routing makes the experts of every layer and prefix differ.
+        """
+        first = self._first[self._clock.layer_kind(layer)]
+        alike = first if routing is None else layer
+        skips = (causal_skip, routing is not None)
+        return (first, chunk, None, *skips, None), (alike, chunk, prefix, *skips, routing)
 
     def _operations(
-        self, layer: int, chunk: int, prefix: int | None, causal_skip: bool
+        self,
+        layer: int,
+        chunk: int,
+        prefix: int | None,
+        causal_skip: bool,
+        routed: bool,
+        routing: Routing | None,
     ) -> list[Operation]:
-        """The layer's attention after a prefix; with None all else, which knows no prefix."""
-        model = self._clock.model
-        if prefix is not None:
-            return [attention_operation(model, layer, chunk, prefix, causal_skip)]
-        operations = layer_operations(model, layer, chunk, 0, causal_skip)
-        return [each for each in operations if not isinstance(each, Attention)]
+        """What changes with the prefix, or without one all else."""
+        operations = layer_operations(
+            self._clock.model, layer, chunk, prefix or 0, causal_skip, routing
+        )
+        changing = Attention | Experts if routed else Attention
+        return [each for each in operations if isinstance(each, changing) == (prefix is not None)]
 
-    def _count_work(self, layer: int, chunk: int, prefix: int | None, causal_skip: bool) -> Work:
-        operations = self._operations(layer, chunk, prefix, causal_skip)
-        return _sum(operation_work(self._clock, each) for each in operations)
+    def _count_work(self, *part: *_Part) -> Work:
+        return _sum(operation_work(self._clock, each) for each in self._operations(*part))
 
-    def _count_busy(
-        self, layer: int, chunk: int, prefix: int | None, causal_skip: bool
-    ) -> npt.NDArray[np.int64]:
-        return busy_map(self._clock, self._operations(layer, chunk, prefix, causal_skip))
+    def _count_busy(self, *part: *_Part) -> npt.NDArray[np.int64]:
+        return busy_map(self._clock, self._operations(*part))
 
 
 @lru_cache(maxsize=64)

@@ -55,19 +55,26 @@ def product_add(c: Float32, a: Float32, b: Float32) -> None:
     """
     rows, inner = a.shape
     columns = b.shape[1]
-    quads = inner - inner % 4
-    for i in range(rows):
-        # Four steps of the inner index at a time, still added one after the other: the sum stays
-        # in a register and the loop over columns is vectorised.
+    quads, pairs = inner - inner % 4, rows - rows % 2
+    # Two rows at a time share what is loaded of B. Four steps of the inner index at a time, still
+    # added one after the other: the sum stays in a register and the loop over columns is
+    # vectorised.
+    for i in range(0, pairs, 2):
         for k in range(0, quads, 4):
             a0, a1, a2, a3 = a[i, k], a[i, k + 1], a[i, k + 2], a[i, k + 3]
+            d0, d1, d2, d3 = a[i + 1, k], a[i + 1, k + 1], a[i + 1, k + 2], a[i + 1, k + 3]
             for j in range(columns):
-                c[i, j] = (
-                    ((c[i, j] + a0 * b[k, j]) + a1 * b[k + 1, j]) + a2 * b[k + 2, j]
-                ) + a3 * b[k + 3, j]
+                b0, b1, b2, b3 = b[k, j], b[k + 1, j], b[k + 2, j], b[k + 3, j]
+                c[i, j] = (((c[i, j] + a0 * b0) + a1 * b1) + a2 * b2) + a3 * b3
+                c[i + 1, j] = (((c[i + 1, j] + d0 * b0) + d1 * b1) + d2 * b2) + d3 * b3
         for k in range(quads, inner):
             for j in range(columns):
                 c[i, j] += a[i, k] * b[k, j]
+                c[i + 1, j] += a[i + 1, k] * b[k, j]
+    if pairs < rows:
+        for k in range(inner):
+            for j in range(columns):
+                c[pairs, j] += a[pairs, k] * b[k, j]
 
 
 @kernel()

@@ -1,7 +1,7 @@
 """Products on a region: weights resident, by shifts of both operands or by sums along columns.
 
-Sums are float32 and stay with the core's array until the last step; then they are rounded to the
-kind of the target.
+Sums are float32 and lie in the core's memory until the last step; then they are rounded to the kind
+of the target.
 """
 
 from __future__ import annotations
@@ -13,16 +13,20 @@ from wafer_kernels.numeric import Float32, Int64, add_bias, product_add
 from wafer_kernels.region import (
     Bytes,
     Grid,
+    Kind,
     Matrix,
     copy_block,
     copy_rows,
+    load,
     load_span,
     part_start,
+    store,
     store_span,
     values_at,
 )
 
 __all__ = ["compute_shift", "row_vectors"]
+ROW_BLOCK = 8  # rows of cores whose part of A stays in the host's cache over all columns
 
 
 @kernel()
@@ -49,6 +53,7 @@ def compute_shift(
     shares: Float32,
     arriving_a: Int64,
     arriving_b: Int64,
+    sums_at: Int64,
     first_core: int,
     last_core: int,
 ) -> None:
@@ -73,14 +78,22 @@ def compute_shift(
         Factor of each product (m,), which is then added to the target; empty: it replaces it.
     arriving_a, arriving_b
         Address of each core's buffers (core,) [byte].
+    sums_at
+        Address of each core's float32 sums (core,) [byte]. It may be that of the target, if the
+        target's rows are dealt like the products and have room for float32: rounding goes from the
+        first sum to the last, so that a narrower value never overwrites a sum to come.
     first_core, last_core
-        Cores that work, in logical order down the columns, the last one not among them.
+        Cores that work, the last one not among them, in logical order down the columns of one block
+        of ``ROW_BLOCK`` rows after another.
     """
     rows, columns = grid.row_place.size, grid.column_place.size
     slices, inner = max(rows, columns), b.line.size
     starts = np.array([part_start(inner, slices, s) for s in range(slices + 1)])
     for core in range(first_core, last_core):
-        j, i = divmod(core, rows)  # the weights of a column stay in the host's cache
+        block, rest = divmod(core, ROW_BLOCK * columns)
+        height = min(ROW_BLOCK, rows - ROW_BLOCK * block)
+        j, i = divmod(rest, height)
+        i += ROW_BLOCK * block
         low, high = part_start(a_rows.size, rows, i), part_start(a_rows.size, rows, i + 1)
         first, width = b.bounds[j], b.bounds[j + 1] - b.bounds[j]
         if high == low or width == 0:
@@ -89,7 +102,8 @@ def compute_shift(
         local = line * columns + grid.column_place[j]
         here, memory = grid.first_core + local, arena[grid.first_core + local]
         skew = _first_slice(rows, columns, i, j)
-        sums = np.zeros((high - low, width), np.float32)
+        scratch = np.zeros((high - low) * width, np.float32)
+        store(memory, sums_at[local], Kind.FLOAT32, scratch)
         left = np.empty((high - low) * -(-inner // slices), np.float32)
         right = np.empty(-(-inner // slices) * width, np.float32)
         for step in range(slices):
@@ -99,18 +113,26 @@ def compute_shift(
             copy_block(arena, here, arriving_b[local], grid, b, k, depth, j)
             a_slice = values_at(left[: (high - low) * depth], memory, arriving_a[local], a.kind)
             b_slice = values_at(right[: depth * width], memory, arriving_b[local], b.kind)
-            product_add(sums, a_slice.reshape(high - low, depth), b_slice.reshape(depth, width))
+            sums = values_at(scratch, memory, sums_at[local], Kind.FLOAT32)
+            product_add(
+                sums.reshape(high - low, width),
+                a_slice.reshape(high - low, depth),
+                b_slice.reshape(depth, width),
+            )
+            if sums_at[local] % 4 > 0:  # a copy was added to
+                store(memory, sums_at[local], Kind.FLOAT32, sums)
+        row, offset = np.empty((1, width), np.float32), np.empty(width, np.float32)
         if bias.line.size > 0:
-            offset = np.empty(width, np.float32)
             load_span(offset, arena, grid, bias, line, first)
-            add_bias(sums, offset)
         for r in range(high - low):
+            load(row[0], memory, sums_at[local] + 4 * r * width, Kind.FLOAT32)
+            if bias.line.size > 0:
+                add_bias(row, offset)
             if shares.size > 0:
-                total = np.empty(width, np.float32)
-                load_span(total, arena, grid, c, c_rows[low + r], first)
+                load_span(offset, arena, grid, c, c_rows[low + r], first)
                 for n in range(width):
-                    sums[r, n] = total[n] + shares[low + r] * sums[r, n]
-            store_span(arena, grid, c, c_rows[low + r], first, sums[r])
+                    row[0, n] = offset[n] + shares[low + r] * row[0, n]
+            store_span(arena, grid, c, c_rows[low + r], first, row[0])
 
 
 @kernel()

@@ -11,10 +11,44 @@ import numpy as np
 
 from wafer_kernels import numeric
 from wafer_kernels._jit import kernel
-from wafer_kernels.numeric import Float32, rms_scale, rotate_halves, rotate_pairs, square_sums_add
-from wafer_kernels.region import Bytes, Grid, Matrix, load_span, store_span
+from wafer_kernels.numeric import (
+    Float32,
+    Int64,
+    rms_scale,
+    rotate_halves,
+    rotate_pairs,
+    square_sums_add,
+)
+from wafer_kernels.region import Bytes, Grid, Kind, Matrix, load, load_span, store, store_span
 
 __all__ = ["add", "gate", "norm", "rotate"]
+
+
+@kernel()
+def _keep_sum(
+    total: Float32,
+    arena: Bytes,
+    grid: Grid,
+    matrix: Matrix,
+    row: int,
+    group: int,
+    groups: int,
+    work: Int64,
+    kept: Int64,
+) -> None:
+    """Keep the sum of a row's group (1,) on every core that has columns of it; read the last."""
+    width, bounds, line = matrix.bounds[-1], matrix.bounds, matrix.line[row]
+    first = group * (width // groups)
+    for j in range(grid.column_place.size):
+        low, high = max(bounds[j], first), min(bounds[j + 1], first + width // groups)
+        if low >= high:
+            continue
+        local = line * grid.column_place.size + grid.column_place[j]
+        met = group - bounds[j] // (width // groups)
+        slot = matrix.place[row] * kept[grid.column_place[j]] + met
+        memory = arena[grid.first_core + local]
+        store(memory, work[local] + 4 * slot, Kind.FLOAT32, total)
+        load(total, memory, work[local] + 4 * slot, Kind.FLOAT32)
 
 
 @kernel()
@@ -27,11 +61,14 @@ def norm(
     groups: int,
     width: int,
     epsilon: float,
+    work: Int64,
+    kept: Int64,
 ) -> None:
     """Scale the first ``width`` columns of each of equal groups by their root mean square.
 
     The columns behind stay as they are; ``target`` may be ``source``. ``weight`` has a copy on
-    every line of cores.
+    every line of cores. Sums of squares lie at address ``work`` of each core (core,) [byte], in
+    float32: ``kept`` of them (column of cores,) for each of its rows of the target.
     """
     columns = source.bounds[-1]
     for row in range(target.line.size):
@@ -44,6 +81,7 @@ def norm(
             part = values[first : first + width].reshape(1, width)
             sums = np.zeros(1, np.float32)
             square_sums_add(sums, part)
+            _keep_sum(sums, arena, grid, target, row, group, groups, work, kept)
             rms_scale(part, part, sums, scale, width, epsilon)
         store_span(arena, grid, target, row, 0, values)
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from tests.naive import numeric
 from tests.naive import region as naive
 from wafer_emu.layout import Layout, element_bytes, no_matrix
+from wafer_emu.memory import groups_on_core
 from wafer_emu.placement import Region
 from wafer_kernels import region_vector
 from wafer_kernels.numeric import Activation
@@ -116,19 +117,47 @@ def test_bytes_are_copied_from_whichever_cores_hold_them(rows, columns, m, n, ki
 
 
 @settings(max_examples=40, deadline=None)
-@given(lines, lines, sizes, sizes, sizes, seeds)
-def test_compute_shift_bit_for_bit(rows, columns, m, k, n, seed):
+@given(lines, lines, sizes, sizes, sizes, seeds, st.integers(0, 3))
+def test_compute_shift_bit_for_bit(rows, columns, m, k, n, seed, at):
+    """Sums in the target's own memory, at addresses that are multiples of four or not."""
     cores, a, b = Cores(rows, columns), drawn(seed, m, k), drawn(seed + 1, k, n)
-    left, right, target = cores.place(a), cores.place(b), cores.place(np.zeros((m, n), np.float32))
-    every = np.arange(m)
+    left, right = cores.place(a), cores.place(b)
+    cores.next += at
+    target, every = cores.place(np.zeros((m, n), np.float32)), np.arange(m)
     half = rows * columns // 2
     for first, last in ((0, half), (half, rows * columns)):  # as two threads share it
         compute_shift(
             cores.bytes, cores.grid, left, every, right, target, every, no_matrix(),
             np.zeros(0, np.float32), cores.addresses(BUFFERS), cores.addresses(BUFFERS + 9000),
-            first, last,
+            target.address, first, last,
         )  # fmt: skip
     np.testing.assert_array_equal(cores.read(target), naive.compute_shift(a, b, rows, columns))
+
+
+@settings(max_examples=40, deadline=None)
+@given(lines, lines, sizes, sizes, st.sampled_from([Kind.FLOAT16, Kind.BFLOAT16]), st.data())
+def test_sums_are_rounded_where_they_lie(rows, columns, m, n, kind, data):
+    """A narrow target's bytes and as many beside them hold the sums; nothing else is touched."""
+    cores, k = Cores(rows, columns), data.draw(sizes)
+    a, b, bias = drawn(1, m, k), drawn(2, k, n), drawn(3, n)
+    left, right = cores.place(a), cores.place(b)
+    offset = cores.vector(bias) if data.draw(st.booleans()) else no_matrix()
+    cores.next += data.draw(st.integers(0, 3))
+    wide = cores.layout.size(cores.layout.rows(m), n, 4)
+    target = cores.place(np.full((m, n), np.nan, np.float32), kind)
+    before = cores.bytes[2:, :BUFFERS].copy()
+    compute_shift(
+        cores.bytes, cores.grid, left, np.arange(m), right, target, np.arange(m), offset,
+        np.zeros(0, np.float32), cores.addresses(BUFFERS), cores.addresses(BUFFERS + 9000),
+        target.address, 0, rows * columns,
+    )  # fmt: skip
+    wanted = naive.compute_shift(a, b, rows, columns) + (bias if offset.line.size else 0)
+    changed = cores.bytes[2:, :BUFFERS] != before
+    for own, address, size in zip(changed, target.address, wide, strict=True):
+        assert not own[:address].any()
+        assert not own[address + size :].any()
+    cores.next = 50_000
+    np.testing.assert_array_equal(cores.read(target), cores.read(cores.place(wanted, kind)))
 
 
 @settings(max_examples=25, deadline=None)
@@ -142,8 +171,8 @@ def test_chosen_rows_are_weighed_and_added(rows, columns, m, k, n, data):
     shares = drawn(4, len(chosen))
     compute_shift(
         cores.bytes, cores.grid, left, np.array(chosen), right, target, np.array(goals),
-        no_matrix(), shares, cores.addresses(BUFFERS), cores.addresses(BUFFERS + 9000), 0,
-        rows * columns,
+        no_matrix(), shares, cores.addresses(BUFFERS), cores.addresses(BUFFERS + 9000),
+        cores.addresses(BUFFERS + 18_001), 0, rows * columns,
     )  # fmt: skip
     wanted = c.copy()
     wanted[goals] += shares[:, None] * naive.compute_shift(a[chosen], b, rows, columns)
@@ -175,9 +204,14 @@ def test_rows_are_normed_turned_gated_and_added(rows, columns, m, heads, half, p
     grouped = x.reshape(m, heads, width + 1).copy()
 
     target = cores.place(np.zeros_like(x))
+    kept = groups_on_core(cores.layout.column_sizes(x.shape[1]), heads, x.shape[1])
     region_vector.norm(
-        cores.bytes, cores.grid, one, target, cores.vector(weight), heads, width, 1e-5
-    )
+        cores.bytes, cores.grid, one, target, cores.vector(weight), heads, width, 1e-5,
+        cores.addresses(BUFFERS), kept,
+    )  # fmt: skip
+    sums = 4 * np.multiply.outer(cores.layout.rows(m).sizes, kept).ravel()
+    for memory, size in zip(cores.bytes[2:], sums, strict=True):
+        assert (memory[BUFFERS + size :] == 0xFF).all()
     wanted = grouped.copy()
     for head in range(heads):
         wanted[:, head, :width] = numeric.rms_norm(grouped[:, head, :width], weight, 1e-5)

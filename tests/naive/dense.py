@@ -18,12 +18,13 @@ LATENT_NORM_EPSILON = 1e-6
 @dataclass
 class Forward:
     """Logits (tokens, vocabulary), hidden state after the last norm (tokens, hidden), per layer
-    the cached columns (tokens, keys and values or latents), and tokens per expert (or None)."""
+    the cached columns (tokens, keys and values or latents), and who chooses which expert (tokens,
+    experts), or None."""
 
     logits: np.ndarray
     hidden: np.ndarray
     cached: list
-    expert_tokens: list
+    chooses: list
 
 
 def forward(model, weights, token_ids, dtype=np.float32):
@@ -33,7 +34,7 @@ def forward(model, weights, token_ids, dtype=np.float32):
         return weights[name].astype(dtype)
 
     x = w("model.embed_tokens.weight")[np.asarray(token_ids)]
-    cached, expert_tokens = [], []
+    cached, chooses = [], []
     for layer in range(model.layers):
         prefix = f"model.layers.{layer}."
         local = {name: w(prefix + name) for name in model.layer_weight_shapes(layer)}
@@ -43,15 +44,15 @@ def forward(model, weights, token_ids, dtype=np.float32):
         x = x + attended
         normed = rms_norm(x, local["post_attention_layernorm.weight"], model.norm_epsilon)
         if model.moe is None or model.moe.dense_layers[layer]:
-            y, counts = feed_forward(model, local, "mlp", normed), None
+            y, chosen = feed_forward(model, local, "mlp", normed), None
         else:
-            y, counts = expert_layer(model, local, normed)
+            y, chosen = expert_layer(model, local, normed)
         x = x + y
         cached.append(kept)
-        expert_tokens.append(counts)
+        chooses.append(chosen)
     hidden = rms_norm(x, w("model.norm.weight"), model.norm_epsilon)
     head = "model.embed_tokens.weight" if model.tied_embeddings else "lm_head.weight"
-    return Forward(hidden @ w(head).T, hidden, cached, expert_tokens)
+    return Forward(hidden @ w(head).T, hidden, cached, chooses)
 
 
 def linear(w, name, x):
@@ -190,7 +191,7 @@ def feed_forward(model, w, block, x, names=("gate_proj", "up_proj", "down_proj")
 
 
 def expert_layer(model, w, x):
-    """Each token's chosen experts, weighted, and the shared ones; tokens that each expert got."""
+    """Each token's chosen experts, weighted, and the shared ones; who chose which expert."""
     moe, y = model.moe, np.zeros_like(x)
     mixtral = model.model_type == "mixtral"
     block = "block_sparse_moe" if mixtral else "mlp"
@@ -210,7 +211,7 @@ def expert_layer(model, w, x):
         y[rows] += shares[rows, expert, None] * part
     if moe.shared_experts:
         y = y + feed_forward(model, w, f"{block}.shared_experts", x)
-    return y, (shares != 0).sum(axis=0)
+    return y, shares != 0
 
 
 def best(scores, count):

@@ -4,14 +4,28 @@
 def working_bytes(operation, height, width, sizes):
     """Buffers of one operation on a core with parts ``height(total)`` and ``width(total)``."""
     kind = type(operation).__name__
-    if kind == "Product" and operation.last_row:
-        return width(operation.target.columns) * 4
     if kind in ("Product", "Experts"):
+        row_sums = width(operation.target.columns) * 4
+        if kind == "Product" and operation.last_row:
+            return row_sums
         inner, slices = operation.source.columns, max(sizes["rows"], sizes["columns"])
         depth = inner // slices + (1 if inner % slices else 0)
-        arriving_a = height(operation.target.rows) * depth * sizes["element"]
+        # a token never chooses an expert twice, so one expert has at most all tokens
+        rows = min(operation.source.rows, operation.target.rows)
+        arriving_a = height(rows) * depth * sizes["element"]
         arriving_b = width(operation.target.columns) * depth * sizes["weight"]
-        return arriving_a + arriving_b
+        sums = height(rows) * row_sums
+        if kind == "Product":  # the target's own bytes, which are live anyway, hold some of them
+            sums -= height(rows) * width(operation.target.columns) * sizes["element"]
+        return max(arriving_a + arriving_b + sums, row_sums)
+    if kind == "Norm":
+        total = operation.source.columns
+        group, own = total // operation.groups, width(total)
+        met = [
+            len({column // group for column in range(first, first + own)})
+            for first in range(total - own + 1)
+        ]
+        return height(operation.source.rows) * max(met) * 4
     if kind == "Attention":
         queries = height(sizes["query_tiles"]) * sizes["query_tile"]
         return sizes["key_buffer"] + queries * sizes["query"]

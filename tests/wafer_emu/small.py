@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from hypothesis import strategies as st
 
 from wafer_emu.clock import Clock, Tiers
 from wafer_emu.model import Model
 from wafer_emu.placement import Region
+from wafer_emu.routing import Routing
 from wafer_emu.wafer import Simd, Systolic, Wafer
 
 TINY = Wafer.preset("tiny-4x4").replace({"die.core_rows": 9, "die.core_columns": 9})
@@ -94,6 +96,28 @@ def clock_of(
     """Clock of a region in the corner of a wafer, with half of a core's memory for attention."""
     budget, region = wafer.core.sram_bytes // 2, Region(0, 0, rows, columns)
     return Clock(wafer, model, region, tiers or Tiers(), budget, model.dtype, model.dtype)
+
+
+def routing_of(model: Model, tokens: int, seed: int, experts: int | None = None) -> Routing:
+    """Any choices of so many tokens, among the first ``experts`` ones."""
+    random, moe = np.random.default_rng(seed), model.moe
+    if moe is None:
+        return Routing({})
+    among = np.arange(experts or moe.experts)
+    layers = [layer for layer in range(model.layers) if not moe.is_dense(layer)]
+    return Routing(
+        {
+            layer: random.permuted(np.tile(among, (tokens, 1)), axis=1)[:, : moe.experts_per_token]
+            for layer in layers
+        }
+    )
+
+
+def routings(model: Model, tokens: int) -> st.SearchStrategy[Routing | None]:
+    """Choices of so many tokens; None for a model without experts."""
+    if model.moe is None:
+        return st.none()
+    return st.integers(0, 10**6).map(lambda seed: routing_of(model, tokens, seed))
 
 
 chunks = st.integers(1, 50)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import ceil
 
 import numpy as np
@@ -190,15 +191,18 @@ def test_uniform_routing_shares_out_all_choices(clock: Clock, tokens: int) -> No
 def test_experts_take_turns_and_rows_cross_the_region() -> None:
     model = Model.from_hf(MIXTRAL)
     clock = clock_of(TINY, model, 4, 2)
-    clock.expert_tokens = lambda layer, choices, experts: np.array([0, choices - 5, 5, 0])
-    up = Experts(Tensor("hidden", 8, 24), Tensor("gate", 16, 20), "w", 0, 4, 2)
+    loads = (0, 11, 5, 0)
+    up = Experts(Tensor("hidden", 8, 24), Tensor("gate", 16, 20), "w", 0, 4, 2, loads=loads)
     across = ceil(16 * 24 * 2 / (2 * 2 * 32)) + 4
     assert clock.operation(up) == clock.product(11, 24, 20) + clock.product(5, 24, 20) + across
-    down = Experts(Tensor("gate", 16, 20), Tensor("block", 8, 24), "w", 0, 4, 2, combine=True)
+    down = Experts(
+        Tensor("gate", 16, 20), Tensor("block", 8, 24), "w", 0, 4, 2, combine=True, loads=loads
+    )
     products = clock.product(11, 20, 24) + clock.product(5, 20, 24)
     assert clock.operation(down) == products + across
     one_row = clock_of(TINY, model, 1, 2)
-    assert one_row.operation(up) == 4 * one_row.product(4, 24, 20)  # nothing to cross
+    even = replace(up, loads=None)
+    assert one_row.operation(even) == 4 * one_row.product(4, 24, 20)  # nothing to cross
 
 
 @few

@@ -187,11 +187,13 @@ def test_experts_are_counted(name: str) -> None:
     model = model_of(name)
     run, wanted = computed(model, TOKENS, "lbcp"), expected(model, TOKENS)
     assert run.numbers is not None
-    for layer, counts in enumerate(wanted.expert_tokens):
-        if counts is None:
-            assert layer not in run.numbers.expert_tokens
+    (routing,) = run.numbers.routing
+    for layer, chooses in enumerate(wanted.chooses):
+        if chooses is None:
+            assert layer not in routing.chosen
         else:
-            np.testing.assert_array_equal(run.numbers.expert_tokens[layer], counts)
+            loads = routing.loads(layer, chooses.shape[1], 0, TOKENS)
+            np.testing.assert_array_equal(loads, chooses.sum(axis=0))
 
 
 @pytest.mark.parametrize(

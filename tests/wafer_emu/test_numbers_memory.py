@@ -76,9 +76,10 @@ def test_peaks_of_ragged_chunks_and_tiles(
         np.testing.assert_array_equal(found, book.peak)
 
 
-@pytest.mark.parametrize("name", ["llama-gqa", "mistral-window", "mixtral", "deepseek"])
-def test_what_is_reserved_for_activations_is_used_to_the_last_byte(name: str) -> None:
-    run = computed(model_of(name), 48, Given([48]), chunks=None, chunk_tokens=48)
+@pytest.mark.parametrize("name", ["llama-gqa", "mistral-window", "qwen3", "mixtral", "deepseek"])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_what_is_reserved_for_activations_is_used_to_the_last_byte(name: str, dtype: str) -> None:
+    run = computed(model_of(name, dtype), 48, Given([48]), chunks=None, chunk_tokens=48)
     for stage, used in enumerate(numbers_of(run).activation_bytes):
         load = run.plan.memories[stage].load(48)
         np.testing.assert_array_equal(used, load.dealing.expand(load.activations).ravel())
@@ -198,6 +199,18 @@ def test_activations_never_reach_into_kv() -> None:
     area.reserve(np.array([512]), 7)
     with pytest.raises(KernelError, match="KV reaches byte 256"):
         arena.take_slots(0, np.array([256]), area.floor)
+
+
+def test_what_stood_beside_a_block_is_free_again() -> None:
+    arena = Arena([Region(0, 0, 1, 2)], 1024, 256)
+    area = Area(arena, 0, 0)
+    area.reserve(np.array([100, 100]), 0)
+    address = area.allocate("sums", np.array([80, 100]), 0)
+    arena.bytes[:, :100] = 1
+    area.shrink("sums", np.array([40, 50]))
+    assert [int((own == 1).sum()) for own in arena.bytes[:, :100]] == [60, 50]  # 20 never taken
+    assert area.allocate("next", np.array([60, 50]), 0).tolist() == [40, 50]
+    assert address.tolist() == [0, 0]
 
 
 def test_live_blocks_move_together_when_only_pieces_are_free() -> None:

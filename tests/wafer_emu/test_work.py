@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -19,6 +21,7 @@ from tests.wafer_emu.small import (
     clock_of,
     clocks,
     prefixes,
+    routings,
 )
 from wafer_emu.clock import Clock, Tiers
 from wafer_emu.model import Model
@@ -89,10 +92,11 @@ def test_macs_of_real_layers_are_the_closed_form(name: str) -> None:
 def test_experts_are_counted_with_the_tokens_that_they_got() -> None:
     model = Model.from_hf(MIXTRAL)
     clock = clock_of(TINY, model, 3, 2)
-    clock.expert_tokens = lambda layer, choices, experts: np.array([0, 7, 7, choices - 14])
-    even = clock_of(TINY, model, 3, 2)
-    operations = layer_operations(model, 0, 11, 0)
-    assert total(clock, operations).macs == total(even, operations).macs
+    even = layer_operations(model, 0, 11, 0)
+    operations = [
+        replace(each, loads=(0, 7, 7, 8)) if isinstance(each, Experts) else each for each in even
+    ]
+    assert total(clock, operations).macs == total(clock, even).macs
     # padding tells the two apart: 7 rows thrice against 6, 6, 5 and 5
     experts = next(each for each in operations if isinstance(each, Experts))
     counts = [7, 7, 8]
@@ -302,17 +306,17 @@ def test_latents_are_expanded_into_keys_and_values_anew() -> None:
 
 
 @few
-@given(clocks(), chunks, prefixes, st.booleans())
+@given(clocks(), chunks, prefixes, st.booleans(), st.data())
 def test_counter_gives_the_sum_over_a_layer(
-    clock: Clock, chunk: int, prefix: int, causal_skip: bool
+    clock: Clock, chunk: int, prefix: int, causal_skip: bool, data: st.DataObject
 ) -> None:
     counter = Counter(clock)
-    for layer in range(clock.model.layers):
-        operations = layer_operations(clock.model, layer, chunk, prefix, causal_skip)
-        found = counter.layer_work(layer, chunk, prefix, causal_skip)
-        assert found == total(clock, operations)
-        plane = counter.layer_busy(layer, chunk, prefix, causal_skip)
-        assert np.array_equal(plane, busy_map(clock, operations))
+    for routing in (None, data.draw(routings(clock.model, prefix + chunk)), None):
+        for layer in range(clock.model.layers):
+            asked = (layer, chunk, prefix, causal_skip, routing)
+            operations = layer_operations(clock.model, *asked)
+            assert counter.layer_work(*asked) == total(clock, operations)
+            assert np.array_equal(counter.layer_busy(*asked), busy_map(clock, operations))
 
 
 def test_layers_alike_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,11 +43,11 @@ def carry_out(
         return plan, schedule, numbers
     plan = routed(plan, numbers.routing)
     timed = run_plan(plan)
-    if _order(timed) != _order(schedule):
+    if _order(plan, timed) != _order(plan, schedule):
         numbers = compute(plan, timed)
     return plan, timed, numbers
 
 
-def _order(schedule: pipeline.Schedule) -> list[tuple[int, int, int]]:
-    """What happens after what: (END or START, stage, task)."""
-    return [event[1:] for event in events(schedule)]
+def _order(plan: Plan, schedule: pipeline.Schedule) -> list[tuple[int, ...]]:
+    """What happens after what: (END or START, stage, task, layer)."""
+    return [event[1:] for event in events(plan.tasks, schedule)]

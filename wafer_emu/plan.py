@@ -109,8 +109,8 @@ def routed(plan: Plan, routing: Sequence[Routing]) -> Plan:
         refuse_routing(plan.deployment.model, request, one)
     known = {each.name: getattr(plan, each.name) for each in fields(Order)}
     order = Order(**known | {"routing": served})
-    tasks, transfers = _tasks(order, plan.moves)
-    return replace(plan, routing=served, tasks=tasks, transfers=transfers)
+    pieces, tasks, transfers = _tasks(order, plan.moves)
+    return replace(plan, routing=served, pieces=pieces, tasks=tasks, transfers=transfers)
 
 
 def memory_tiers(wafer: Wafer, options: Options) -> list[Tiers]:

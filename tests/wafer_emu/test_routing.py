@@ -96,7 +96,7 @@ def test_numbers_run_again_where_loads_change_the_order_of_events(
     computed(model, TOKENS, "uniform")
     assert len(calls) == 1
     orders = iter([[(0, 0, 0)], [(0, 0, 1)]])
-    monkeypatch.setattr(carry_out, "_order", lambda schedule: next(orders))
+    monkeypatch.setattr(carry_out, "_order", lambda plan, schedule: next(orders))
     run = computed(model, TOKENS, "uniform")
     assert len(calls) == 3
     np.testing.assert_array_equal(calls[-1].end, run.schedule.end)

@@ -99,10 +99,19 @@ def alike(pieces: Iterable[tuple[int, int]]) -> Iterator[tuple[int, Int64]]:
 
 @dataclass(frozen=True)
 class Tiers:
-    """Which memory holds weights and KV of a stage: ``sram`` or ``dram``."""
+    """Which memory holds a stage's weights, KV and waiting activations: ``sram`` or ``dram``.
+
+    Activations wait in the hand-off buffer and in the residual stream beyond the tile in work.
+    """
 
     weights: str = "sram"
     kv: str = "sram"
+    activations: str = "sram"
+
+    @property
+    def in_die_memory(self) -> bool:
+        """Whether anything lives in die memory."""
+        return "dram" in (self.weights, self.kv, self.activations)
 
 
 @dataclass(eq=False)

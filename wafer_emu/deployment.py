@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from mocap.policy import Policy, Request, Setting
 from wafer_emu.clock import Clock, Tiers, alike
+from wafer_emu.die_memory import arrival_cycles, passing_layers
 from wafer_emu.memory import StageMemory, kv_quanta_per_token, kv_quantum_bytes
 from wafer_emu.model import Model
 from wafer_emu.options import Options
@@ -120,17 +121,26 @@ class Deployment:
         """:meth:`stage_cost` after many prefixes (P,)."""
         placed, clock = self.stages[stage], self.clocks[stage]
         cycles = np.zeros_like(prefixes)
+        passing = self.passes_die_memory(chunk)
         for tile, before in alike(self.tiles(chunk)):
             reached = (prefixes + before[:, np.newaxis]).ravel()
             for (layer, _), count in self.layer_kinds[stage].items():
-                each = clock.layers(layer, tile, reached, self.options.causal_skip)
+                what = layer, tile, reached, self.options.causal_skip
+                each = passing_layers(clock, *what) if passing else clock.layers(*what)
                 cycles += count * each.reshape(before.size, -1).sum(axis=0)
         whole, placed_layers = self.scale
         cycles = -(-cycles * whole // placed_layers)
         if self.holds_embedding(placed):
             stream = Tensor("stream", chunk, self.model.hidden_size)
             cycles += clock.operation(Lookup(stream, "model.embed_tokens.weight"))
+        if self.tiers.activations == "dram":
+            first, _ = next(self.tiles(chunk))
+            cycles += arrival_cycles(clock, first)
         return cycles
+
+    def passes_die_memory(self, chunk: int) -> bool:
+        """Whether a chunk's residual stream passes through die memory, tile by tile."""
+        return self.tiers.activations == "dram" and chunk > self.tile_tokens
 
     @cached_property
     def layer_kinds(self) -> tuple[dict[tuple[int, object], int], ...]:
@@ -288,10 +298,10 @@ def deploy(
     CapacityError
         If the weights fit under no split.
     """
-    if "dram" in (tiers.weights, tiers.kv) and wafer.dram is None:
+    if tiers.in_die_memory and wafer.dram is None:
         raise ConfigError(
-            f"{wafer.name} has no die memory: weights and KV can only live in SRAM "
-            "(--weights-tier sram --kv-tier sram)"
+            f"{wafer.name} has no die memory: weights, KV and activations can only live in SRAM "
+            "(--weights-tier sram --kv-tier sram --activations-tier sram)"
         )
     whole = model.layers
     if options.layers is not None:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
+from itertools import product
 
 import numpy as np
 import numpy.typing as npt
@@ -75,29 +76,33 @@ def make_plan(
     requests = _requests(wafer, workload)
     failure: CapacityError | None = None
     for lean in leans if options.kv_budget is None else (0,):
-        full: set[str] = set()  # tiers that the weights alone overfill
+        full: set[tuple[str, str]] = set()  # tiers that are overfilled before any KV is stored
         for tiers in memory_tiers(wafer, options):
-            if tiers.weights in full:
+            if (tiers.weights, tiers.activations) in full:
                 continue
             try:
                 return _plan_in(wafer, model, requests, policy, options, tiers, lean, shelf)
             except CapacityError as error:
                 failure = error
                 if error.details.get("weights"):
-                    full.add(tiers.weights)
+                    full.add((tiers.weights, tiers.activations))
     assert failure is not None
     raise failure
 
 
 def memory_tiers(wafer: Wafer, options: Options) -> list[Tiers]:
-    """Memory tiers to try in order."""
+    """Memory tiers to try in order.
+
+    What die memory has to bring most often leaves SRAM last: weights come for every tile, KV for
+    every query block, waiting activations once a layer.
+    """
     if options.kv_budget is not None:
         return [Tiers()]
     memories = ("sram", "dram") if wafer.dram is not None else ("sram",)
+    asked = (options.weights_tier, options.kv_tier, options.activations_tier)
     return [
-        Tiers(weights, kv)
-        for weights in (memories if options.weights_tier == "auto" else (options.weights_tier,))
-        for kv in (memories if options.kv_tier == "auto" else (options.kv_tier,))
+        Tiers(*chosen)
+        for chosen in product(*(memories if each == "auto" else (each,) for each in asked))
     ]
 
 

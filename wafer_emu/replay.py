@@ -31,10 +31,18 @@ CODE, WEIGHTS, ACTIVATIONS, OWN, HOSTED, BUFFERS = (
 
 @dataclass
 class Books:
-    """Ledgers of all stages: of their cores, and of their KV places where these are dies."""
+    """Ledgers of all stages: of cores, of die memories, and whichever of the two holds KV.
+
+    That of the die memories is empty where a stage uses none.
+    """
 
     cores: list[sram.Ledger]
+    dies: list[sram.Ledger]
     places: list[sram.Ledger]
+
+    def ledgers(self) -> list[sram.Ledger]:
+        """All that are not empty, each once."""
+        return [book for book in (*self.cores, *self.dies) if book.capacity.size]
 
     def resident_kv(self) -> int:
         """KV bytes in memory now."""
@@ -44,23 +52,25 @@ class Books:
         """Whether written less freed bytes are resident, in every class of every ledger."""
         return all(
             np.array_equal(book.written - book.freed, book.resident.sum(axis=1))
-            for book in (*self.cores, *self.places)
+            for book in self.ledgers()
         )
 
 
 def _open(memory: StageMemory, chunk: int) -> tuple[sram.Ledger, sram.Ledger]:
-    """Ledgers with everything that never changes."""
+    """Ledgers of cores and dies with everything that never changes."""
     load = memory.load(chunk)
-    if memory.kv_among_cores or memory.budget_bytes is not None:
+    if memory.budget_bytes is not None:
         capacity = memory.kv_places
     else:
         capacity = np.full(load.dealing.counts.sum(), memory.clock.wafer.core.sram_bytes, np.int64)
     cores = sram.ledger(len(CLASSES), capacity)
     for kind, kinds in ((CODE, load.code), (WEIGHTS, load.weights), (BUFFERS, load.buffers)):
         _post(cores, kind, load.dealing.expand(kinds).ravel(), 1, 0)
-    shared = memory.kv_among_cores or memory.budget_bytes is not None
-    places = cores if shared else sram.ledger(len(CLASSES), memory.kv_places)
-    return cores, places
+    dies = sram.ledger(len(CLASSES), memory.die_places)
+    if memory.die_places.size:
+        _post(dies, WEIGHTS, memory.die_weights, 1, 0)
+        _post(dies, BUFFERS, memory.die_buffers, 1, 0)
+    return cores, dies
 
 
 def _post(book: sram.Ledger, kind: int, amount: Int64, sign: int, cycle: int) -> None:
@@ -107,11 +117,17 @@ def replay(
     """
     memories, tasks = plan.memories, plan.tasks
     opened = [_open(memory, int(plan.largest_chunks[0])) for memory in memories]
-    books = Books([cores for cores, _ in opened], [places for _, places in opened])
+    in_dies = [not each.kv_among_cores and each.budget_bytes is None for each in memories]
+    books = Books(
+        [cores for cores, _ in opened],
+        [dies for _, dies in opened],
+        [pair[kind] for pair, kind in zip(opened, in_dies, strict=True)],
+    )
     quanta = [kv_quantum_bytes(clock) for clock in plan.deployment.clocks]
     current = [0] * len(memories)
     held: dict[tuple[int, int], Int64] = {}
     active: dict[int, Int64] = {}
+    passing: dict[int, Int64] = {}  # activations in die memory
 
     def place(stage: int, part: int, need: int, cycle: int) -> None:
         host = int(tasks.host[stage, part])
@@ -130,12 +146,17 @@ def replay(
             load = memories[stage].load(int(plan.tokens[task]))
             active[stage] = load.dealing.expand(load.activations).ravel()
             _post(books.cores[stage], ACTIVATIONS, active[stage], 1, cycle)
+            if books.dies[stage].capacity.size:
+                passing[stage] = memories[stage].die_activations(int(plan.tokens[task]))
+                _post(books.dies[stage], ACTIVATIONS, passing[stage], 1, cycle)
             for part in range(tasks.host.shape[1]):
                 if tasks.need[stage, part, task]:
                     place(stage, part, int(tasks.need[stage, part, task]), cycle)
             continue
         current[stage] += 1
         _post(books.cores[stage], ACTIVATIONS, active.pop(stage), -1, cycle)
+        if stage in passing:
+            _post(books.dies[stage], ACTIVATIONS, passing.pop(stage), -1, cycle)
         if tasks.last[task]:
             for part in range(tasks.host.shape[1]):
                 if (stage, part) in held:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 
 import numpy as np
@@ -24,16 +24,21 @@ from wafer_emu.placement import (
     place_stages,
     split_layers,
 )
-from wafer_emu.program import Lookup, Tensor
+from wafer_emu.program import Lookup, Tensor, attention_operation
 from wafer_emu.stage_clocks import Shelf, StageClocks
 from wafer_emu.wafer import Wafer
 from wafer_kernels.errors import ConfigError, UsageError
 
-__all__ = ["PAGE_TOKENS", "Deployment", "deploy", "stage_count"]
+__all__ = ["LADDER", "LEANEST", "PAGE_TOKENS", "Deployment", "deploy", "stage_count"]
 
 Int64 = npt.NDArray[np.int64]
 DEFAULT_STAGES = 16
 PAGE_TOKENS = 16  # chunks and moves are multiples of this, remainders apart
+# Halvings of the tile and of attention's working set, from the fastest to the leanest way to work:
+# the tile goes first, since half of attention's memory costs more time than half a tile.
+LADDER = ((0, 0), (1, 0), (2, 0), (1, 1), (2, 1), (2, 2))
+LEANEST = len(LADDER) - 1
+MOST_HALVINGS = LADDER[LEANEST][0]  # of the tile
 
 
 @dataclass
@@ -46,6 +51,8 @@ class Deployment:
         The layers that are placed.
     tile_tokens
         Longest tile in which a chunk passes a layer [tokens].
+    usual_prefix
+        Tokens before an even chunk in the middle of the longest request.
     scale
         (layers of the whole model, layers placed): costs of layers are scaled by their ratio.
     placement
@@ -59,6 +66,7 @@ class Deployment:
     options: Options
     tiers: Tiers
     tile_tokens: int
+    usual_prefix: int
     scale: tuple[int, int]
     placement: Placement
     clocks: tuple[Clock, ...]
@@ -101,14 +109,48 @@ class Deployment:
         """Whether final norm and head live on a stage."""
         return stage.index == len(self.stages) - 1
 
+    @cached_property
+    def round_tokens(self) -> int:
+        """Tokens that give every row of cores one query tile, so that none of them idles."""
+        clock, rows = self.clocks[0], min(stage.region.rows for stage in self.stages)
+        attention = attention_operation(self.model, 0, self.tile_tokens, 0)
+        return rows * clock.tiling(attention).query_tile
+
+    @cached_property
+    def _grain(self) -> int:
+        """Tokens that tiles are dealt in: whole rounds of the rows, if that takes fewer cycles.
+
+        Between two rounds a tile takes as long as the longer of them; but shorter tiles are more
+        tiles, whose steps have a fixed cost.
+        """
+        whole = self.tile_tokens // self.round_tokens * self.round_tokens
+        if whole == 0:
+            return 1
+        longest, filled = (
+            self.clocks[0].layer(0, tile, self.usual_prefix, self.options.causal_skip)
+            for tile in (self.tile_tokens, whole)
+        )
+        return self.round_tokens if filled * self.tile_tokens <= longest * whole else 1
+
     def tiles(self, chunk: int) -> Iterator[tuple[int, int]]:
-        """(tokens, tokens before) of the even tiles in which a chunk passes a layer."""
-        count = -(-chunk // self.tile_tokens)
+        """(tokens, tokens before) of the even tiles in which a chunk passes a layer.
+
+        Even in tokens, or in whole rounds of the rows, of which the last one may be short.
+        """
+        grains = -(-chunk // self._grain)
+        count = 1
+        if chunk > self.tile_tokens:
+            count = -(-grains // (self.tile_tokens // self._grain))
         before = 0
         for index in range(count):
-            size = chunk // count + (1 if index < chunk % count else 0)
+            here = grains // count + (1 if index < grains % count else 0)
+            size = min(here * self._grain, chunk - before)
             yield size, before
             before += size
+
+    def with_tile(self, tokens: int) -> Deployment:
+        """The same stages and clocks with another longest tile."""
+        return replace(self, tile_tokens=tokens, _costs={}, _memories={})
 
     def stage_cost(self, stage: int, chunk: int, prefix: int) -> int:
         """Cycles of a stage's layers on a chunk, tile by tile; the head is not in it."""
@@ -285,9 +327,9 @@ def deploy(
     """Place a model on a wafer.
 
     Layers are split for the least slowest stage, head counted, at an even chunk in the middle of
-    the longest request. ``lean`` halves, each time, the tiles in which a chunk passes a layer and
-    what attention may use of a core. ``shelf`` keeps clocks for the next deployment of the same
-    model on the same wafer.
+    the longest request. ``lean`` is the rung of ``LADDER`` that tells the tiles in which a chunk
+    passes a layer and what attention may use of a core. ``shelf`` keeps clocks for the next
+    deployment of the same model on the same wafer.
 
     Raises
     ------
@@ -310,11 +352,12 @@ def deploy(
     regions = place_regions(wafer, count, options.region, model.layers, options.placement)
     stages = len(regions)
     chunk = options.usual_chunk(longest.new_tokens, stages, policy.uses)
-    tile = -(-chunk // 2**lean)
+    tile_halvings, attention_halvings = LADDER[lean]
+    tile = -(-chunk // 2**tile_halvings)
     if not policy.streams_tokens:  # chunks are whole pages: an even one is then one tile
         tile = -(-tile // PAGE_TOKENS) * PAGE_TOKENS
     prefix = longest.prefix_tokens + longest.new_tokens // 2
-    clocks = StageClocks(wafer, model, options, tiers, lean, shelf)
+    clocks = StageClocks(wafer, model, options, tiers, attention_halvings, shelf)
     costs: dict[tuple[object, ...], int] = {}
 
     @cache
@@ -346,5 +389,5 @@ def deploy(
         assert clock is not None
         chosen.append(clock)
     return Deployment(
-        wafer, model, options, tiers, tile, (whole, model.layers), placement, tuple(chosen)
+        wafer, model, options, tiers, tile, prefix, (whole, model.layers), placement, tuple(chosen)
     )

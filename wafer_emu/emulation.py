@@ -15,12 +15,12 @@ import numpy.typing as npt
 import mocap.policy
 from mocap.policy import Policy
 from wafer_emu.activity import Activity
-from wafer_emu.deployment import PAGE_TOKENS
+from wafer_emu.deployment import LEANEST, PAGE_TOKENS
 from wafer_emu.engine import run_plan
 from wafer_emu.frames import Frames
 from wafer_emu.model import Model
 from wafer_emu.options import Options
-from wafer_emu.plan import LEANEST, Plan, make_plan, most_tokens
+from wafer_emu.plan import Plan, make_plan, most_tokens
 from wafer_emu.replay import Books, replay
 from wafer_emu.search import search
 from wafer_emu.stage_clocks import Shelf

@@ -4,7 +4,7 @@ python tools/reproduce_mocap.py [SECTION ...] [--wafer wsc-54] [--models A,B] [-
                                 [--markdown | --json]
 
 claims     latency and throughput of mocap over gpipe, beside the ideal N M / (N + M - 1); the same
-           with masked tiles charged, and with memory no matter
+           with masked tiles charged, with memory no matter, and with gpipe's tile L / M
 ablation   what chunking alone, LBCP and MBKR each buy, and what the moves cost in latency
 bounds     longest prompts under a KV budget alone: pairs, mirror, groups, optimal; and pairs under
            chunks of equal time, which front-load tokens and so weaken them
@@ -18,7 +18,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import astuple, replace
 from typing import Any
 
 import numpy as np
@@ -76,6 +76,16 @@ class Bench:
         )
         return gpipe / mocap
 
+    def coarse_gpipe(self, tokens: int, options: Options) -> float | None:
+        """Latency of gpipe in tiles as long as mocap's mean chunk [s]; None if they do not fit."""
+        assert isinstance(options.chunks, int)
+        tile = {"tile_tokens": -(-tokens // options.chunks)}
+        try:
+            plan = self.plan("gpipe", tokens, replace(options, policy=tile))
+        except CapacityError:
+            return None
+        return self.time(int(run_plan(plan).end.max()))
+
     def time(self, cycles: int) -> float:
         """Cycles as seconds."""
         return cycles / self.wafer.core.clock_hz
@@ -96,9 +106,10 @@ def claims(bench: Bench, lengths: Sequence[int]) -> Iterator[Row]:
                 masked = bench.ratio(tokens, replace(options, causal_skip=False))
                 roomy = bench.ratio(tokens, replace(options, kv_budget=AMPLE_BYTES))
             except CapacityError as error:
-                yield {**row, "binds": f"{asked}: {error.message.split(' (')[0]}"}
+                yield {**row, "binds": f"{asked}: {error.message.split('; what would')[0]}"}
                 continue
             slow, fast = (bench.time(int(run_plan(each).end.max())) for each in (whole, cut))
+            coarse = bench.coarse_gpipe(tokens, options)
             yield {
                 **row,
                 "gpipe [s]": slow,
@@ -109,12 +120,19 @@ def claims(bench: Bench, lengths: Sequence[int]) -> Iterator[Row]:
                 "share of ideal [%]": 100 * slow / fast / ideal,
                 "skip off [%]": 100 * masked / ideal,
                 "memory aside [%]": 100 * roomy / ideal,
+                "gpipe's tile L/M [%]": None if coarse is None else 100 * coarse / fast / ideal,
                 "tile gpipe": whole.deployment.tile_tokens,
                 "tile mocap": cut.deployment.tile_tokens,
-                "weights": cut.deployment.tiers.weights,
-                "KV gpipe": whole.deployment.tiers.kv,
-                "KV mocap": cut.deployment.tiers.kv,
+                "attention gpipe [kB]": whole.deployment.clocks[0].attention_bytes / 1e3,
+                "attention mocap [kB]": cut.deployment.clocks[0].attention_bytes / 1e3,
+                "tiers gpipe": _tiers(whole),
+                "tiers mocap": _tiers(cut),
             }
+
+
+def _tiers(plan: Plan) -> str:
+    """Where weights, KV and activations live."""
+    return " ".join(astuple(plan.deployment.tiers))
 
 
 def ablation(bench: Bench, lengths: Sequence[int]) -> Iterator[Row]:

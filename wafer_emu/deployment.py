@@ -202,17 +202,18 @@ class Deployment:
         """Cost t(chunk, prefix) of the slowest stage, with a vectorised ``table``."""
         return SlowestCost(self)
 
-    def lanes_between(self, a: Region, b: Region) -> int:
-        """Bytes per cycle between two regions: links across the narrower side, or die edges."""
+    def rate_between(self, a: Region, b: Region) -> tuple[int, int]:
+        """Bytes between two regions in so many cycles: links across the narrower side, or edges."""
         vertical = a.column == b.column and a.row != b.row
         lanes = min(a.columns, b.columns) if vertical else min(a.rows, b.rows)
         rate = lanes * self.wafer.link.bytes_per_cycle
-        die = self.wafer.die_link
+        die, clock_hz = self.wafer.die_link, self.wafer.core.clock_hz
         if die is not None and self.wafer.dies > 1:
             side = 1 if vertical else 0
             edges = min(a.dies(self.wafer)[side], b.dies(self.wafer)[side])
-            rate = min(rate, edges * die.bytes_per_second // self.wafer.core.clock_hz)
-        return max(1, rate)
+            if edges * die.bytes_per_second < rate * clock_hz:
+                return edges * die.bytes_per_second, clock_hz
+        return rate, 1
 
     def transfer_cycles(self, moved_bytes: int, source: int, target: int) -> int:
         """Cycles of an uncontended transfer between two stages' regions: XY route, wormhole."""
@@ -225,7 +226,8 @@ class Deployment:
             crossed = abs(a.row - b.row) // self.wafer.die.core_rows
             crossed += abs(a.column - b.column) // self.wafer.die.core_columns
             latency += crossed * math.ceil(die.latency_seconds * self.wafer.core.clock_hz)
-        return -(-moved_bytes // self.lanes_between(a, b)) + latency
+        carried, cycles = self.rate_between(a, b)
+        return -(-moved_bytes * cycles // carried) + latency
 
     def kv_quanta_per_token(self) -> tuple[int, ...]:
         """KV quanta that each stage keeps of one token."""
@@ -243,6 +245,7 @@ class Deployment:
         """What a policy is told; ``capacities`` are the stages' KV quanta."""
         quantum = kv_quantum_bytes(self.clocks[0])
         neighbour = self.stages[min(1, len(self.stages) - 1)].region
+        carried, cycles = self.rate_between(self.stages[0].region, neighbour)
         return Setting(
             stages=len(self.stages),
             chunks=chunks,
@@ -255,7 +258,7 @@ class Deployment:
                 for quanta, resident in zip(capacities, resident_bytes, strict=True)
             ),
             hops=self.placement.hops(),
-            link_bytes_per_cycle=self.lanes_between(self.stages[0].region, neighbour),
+            link_bytes_per_cycle=max(1, carried // cycles),
             chunk_tokens=self.options.chunk_tokens,
             chunk_vector=self.options.chunk_vector,
         )

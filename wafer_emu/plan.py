@@ -199,6 +199,8 @@ def _fastest_tile(
     halves = {-(-longest // 2**each) for each in range(MOST_HALVINGS - LADDER[lean][0] + 1)}
     sizes = halves | {half // full * full for half in halves}
     sizes |= {min(longest, -(-half // full) * full) for half in halves}
+    if asked := policy.asked_tile():
+        sizes = {min(asked, tokens)}
     tiles = [deployment.with_tile(size) for size in sorted(sizes - {0}, reverse=True)]
     fitting = [each for each in tiles if fits(each)] or tiles[-1:]
     return min(fitting, key=lambda each: each.slowest_cost()(tokens, request.prefix_tokens))

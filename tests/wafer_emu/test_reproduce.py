@@ -41,8 +41,27 @@ def test_claims_stand_beside_their_ideal(bench: tool.Bench) -> None:
         assert row["throughput ratio"] == row["gpipe [s]"] / row["mocap [s]"]
         share = row["throughput ratio"] / tool.ideal_ratio(row["N"], row["M"])
         assert row["share of ideal [%]"] == pytest.approx(100 * share)
+        assert row["tiers gpipe"] == row["tiers mocap"] == "sram sram sram"  # no die memory here
+        assert row["gpipe's tile L/M [%]"] >= row["share of ideal [%]"]  # its own is the fastest
+    for row in rows:
+        if "binds" in row:
+            assert row["binds"].startswith(("gpipe: ", "mocap: "))
+            assert "too many" in row["binds"]
     assert "N = M = 8" in tool.summary(rows)
     assert tool.summary([row for row in rows if "binds" in row]) == "nothing fits"
+
+
+@pytest.mark.parametrize(("tokens", "layout"), [(65_536, (8, 8)), (131_072, (16, 16))])
+def test_long_prompts_reach_what_cutting_can_give_and_no_more(
+    tokens: int, layout: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Shares above 101 % would be gpipe's memory, or its tiles, and no merit of mocap."""
+    monkeypatch.setattr(tool, "LAYOUTS", (layout,))
+    paper = tool.Bench(Wafer.preset("wsc-54"), Model.preset("llama-3-8b"))
+    (row,) = tool.claims(paper, [tokens])
+    for share in ("share of ideal [%]", "skip off [%]", "memory aside [%]"):
+        assert 95 <= row[share] <= 101
+    assert row["lower latency [%]"] > 76
 
 
 def test_bounds_reach_the_closed_forms(bench: tool.Bench) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from mocap import serving
-from mocap.policy import Policy, Request, Setting
+from mocap.chunked import Chunked
+from mocap.policy import Request, Setting
 
 __all__ = ["Atom"]
 
 
-class Atom(Policy):
+class Atom(Chunked):
     """Chunks of equal time after a model with a fixed cost and a cost of the prefix."""
 
     name = "atom"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from mocap import partition
-from mocap.policy import Policy, Request, Setting
+from mocap.chunked import Chunked
+from mocap.policy import Request, Setting
 
 __all__ = ["Lbcp"]
 
 
-class Lbcp(Policy):
+class Lbcp(Chunked):
     """Chunks of equal time, or equal chunks where these are faster."""
 
     name = "lbcp"

@@ -8,19 +8,21 @@ from typing import Annotated, Literal
 import msgspec
 
 from mocap import reallocation
-from mocap.policy import Move, Policy, Setting
+from mocap.chunked import Chunked
+from mocap.policy import Move, Setting
 from mocap.uniform import Uniform
 
 __all__ = ["Mbkr", "Reallocating"]
 
 
-class Reallocating(Policy):
+class Reallocating(Chunked):
     """Moves KV to partners that have room: the half of MOCAP that acts on memory.
 
     `partner` names who may host: the stage N/2 further (``offset``), the mirrored one, the other
     members of a group of `group_size` equally lagged stages, or whoever the transport plan of
     least byte-hops (``optimal``) chooses. `trigger` moves what does not fit (``overflow``) or
-    whatever evens out the room (``balance``). `moved` picks the chunks that go. Later chunks
+    whatever evens out the room (``balance``). `moved` picks the chunks that go. `push` sends them
+    as they are written (``write``), or as ``late`` as the room at home allows. Later chunks
     ``stream`` what lives away back layer by layer, or ``attend`` there: queries go, partial
     softmax results come back.
     """
@@ -29,6 +31,7 @@ class Reallocating(Policy):
     group_size: Annotated[int, msgspec.Meta(ge=2)] = 4
     trigger: reallocation.Trigger = "overflow"
     moved: reallocation.Moved = "newest"
+    push: reallocation.Push = "write"
     read_back: Literal["stream", "attend"] = "stream"
 
     def attends_remotely(self) -> bool:
@@ -37,9 +40,14 @@ class Reallocating(Policy):
 
     def reallocate(self, cuts: Sequence[Sequence[int]], setting: Setting) -> list[Move]:
         """Plan where KV lives, slot by slot."""
+        layers = setting.layers if self.frees_by_layer() else ()
         if self.partner == "optimal":
-            return reallocation.optimal(cuts, setting)
-        return reallocation.plan(cuts, setting, self.groups(setting), self.trigger, self.moved)
+            moves = reallocation.optimal(cuts, setting, layers)
+        else:
+            moves = reallocation.plan(
+                cuts, setting, self.groups(setting), self.trigger, self.moved, layers
+            )
+        return reallocation.postpone(moves, cuts, setting, layers) if self.push == "late" else moves
 
     def groups(self, setting: Setting) -> list[tuple[int, ...]]:
         """Stages that may host each other's KV."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from mocap import overhead, partition
 from mocap.mbkr import Reallocating
 from mocap.policy import Request, Setting
+from mocap.reallocation import Trigger
 
 __all__ = ["Mocap"]
 
@@ -28,7 +29,9 @@ class Mocap(Reallocating):
         tokens, prefix = request.new_tokens, request.prefix_tokens
         chunks, page = setting.chunk_count(tokens), setting.page_tokens
         plain = partition.lbcp(tokens, chunks, setting.cost, page, prefix, setting.stages)
-        price = overhead.expected(tokens, chunks, setting, self.reading, self.trigger)
+        # What is pushed late leaves only when its room is needed, whatever the trigger.
+        trigger: Trigger = "overflow" if self.push == "late" else self.trigger
+        price = overhead.expected(tokens, chunks, setting, self.reading, trigger)
         if price is None:
             return plain
         cost = overhead.with_overhead(setting.cost, price)

@@ -54,10 +54,11 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """KV of `tokens` tokens of one chunk that lives in region `host` from when it is written.
+    """KV of `tokens` tokens of one chunk that lives in region `host`, from when it is written.
 
     The KV is that of the layers of stage `stage`, its home. A chunk may have several moves, to
-    different hosts; what they leave stays at home.
+    different hosts and at different times; what they leave stays at home. With `pushed` the KV is
+    written at home and pushed to its host while the home works on that later chunk of the request.
     """
 
     request: int
@@ -65,6 +66,12 @@ class Move:
     chunk: int
     tokens: int
     host: int
+    pushed: int | None = None
+
+    @property
+    def leaves(self) -> int:
+        """Chunk of the request with which the KV leaves its home."""
+        return self.chunk if self.pushed is None else self.pushed
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +104,9 @@ class Setting:
         Chunk size wanted instead of a count [tokens].
     chunk_vector
         The chunks themselves, wanted instead of a count [tokens].
+    layers
+        Layers of each stage (stage,), for policies that free KV layer by layer; empty: unknown,
+        and a stage is taken as one layer.
     """
 
     stages: int
@@ -110,6 +120,7 @@ class Setting:
     link_bytes_per_cycle: int
     chunk_tokens: int | None = None
     chunk_vector: tuple[int, ...] | None = None
+    layers: tuple[int, ...] = ()
 
     def chunk_count(self, tokens: int) -> int:
         """Chunks wanted for `tokens`: as many as `chunk_tokens` needs, else `chunks`."""
@@ -154,6 +165,10 @@ class Policy:
     def reallocate(self, cuts: Sequence[Sequence[int]], setting: Setting) -> list[Move]:
         """KV that lives away from home, for chunk sizes `cuts` (request, chunk): none."""
         return []
+
+    def frees_by_layer(self) -> bool:
+        """Whether KV is taken and freed layer by layer, instead of a whole task's at once."""
+        return self.kv_lifetime == "layer"
 
     def attends_remotely(self) -> bool:
         """Whether queries go to KV that lives away from home, instead of the KV to them."""
@@ -283,6 +298,7 @@ def move(policy: Policy, cuts: Sequence[Sequence[int]], setting: Setting) -> lis
         moved[block] = moved.get(block, 0) + one.tokens
         if not (exists and regions and one.host != one.stage and one.tokens > 0) or (
             moved[block] > cuts[one.request][one.chunk]
+            or not one.chunk <= one.leaves < len(cuts[one.request])
         ):
             raise ConfigError(f"policy {policy.name!r} makes an impossible move: {one}")
     return moves

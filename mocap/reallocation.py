@@ -7,17 +7,18 @@ offset; the rest is reconstructed.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Sequence
 from typing import Literal
 
+from mocap.late_push import postpone
 from mocap.policy import Move, Policy, Request, Setting, cut, move
-from mocap.timeline import Block, blocks, occupancy
+from mocap.timeline import Block, Occupancy, blocks, occupancy
 from mocap.transport import optimal
 from wafer_kernels.errors import CapacityError, ConfigError
 
 __all__ = [
     "Moved",
+    "Push",
     "Trigger",
     "groups",
     "max_tokens",
@@ -26,11 +27,13 @@ __all__ = [
     "optimal",
     "pairs",
     "plan",
+    "postpone",
     "static_max_tokens",
 ]
 
 Trigger = Literal["overflow", "balance"]
 Moved = Literal["newest", "oldest"]
+Push = Literal["write", "late"]
 
 MOST_TOKENS = 2**24
 
@@ -65,6 +68,7 @@ def plan(
     members: Sequence[Sequence[int]],
     trigger: Trigger = "overflow",
     moved: Moved = "newest",
+    layers: Sequence[int] = (),
 ) -> list[Move]:
     """Place the KV of each chunk when it is written, slot by slot.
 
@@ -84,6 +88,8 @@ def plan(
         Groups of stages that host for each other; a stage in none keeps its KV.
     trigger, moved
         When KV moves, and which.
+    layers
+        Layers of each stage if KV is freed layer by layer (stage,); empty: task by task.
 
     Raises
     ------
@@ -91,18 +97,16 @@ def plan(
         If a chunk finds no room: names its request, chunk, stage, slot and the missing bytes.
     """
     group = {stage: tuple(some) for some in members for stage in some}
-    room = list(setting.kv_capacity_bytes)
+    capacity, sizes = setting.kv_capacity_bytes, setting.kv_bytes_per_token
+    held = Occupancy(cuts, sizes, layers)
     excess = [
-        [max(0, sum(sizes) - capacity // size) if size else 0 for sizes in cuts]
-        for capacity, size in zip(room, setting.kv_bytes_per_token, strict=True)
+        [max(0, _most_tokens(cut, depth) - most // size) if size else 0 for cut in cuts]
+        for most, size, depth in zip(capacity, sizes, held.layers, strict=True)
     ]
-    leaving: list[tuple[int, int, int]] = []  # heap of (slot, region, bytes)
     moves: list[Move] = []
     for block in blocks(cuts, setting.stages):
-        while leaving and leaving[0][0] <= block.start:
-            _, region, freed = heapq.heappop(leaving)
-            room[region] += freed
-        size = setting.kv_bytes_per_token[block.stage]
+        room = held.room(block, capacity, block.end - 1).tolist()
+        size = sizes[block.stage]
         hosts = [host for host in group.get(block.stage, ()) if host != block.stage]
         if trigger == "balance":
             shares = _balanced(block, hosts, room, size, setting.page_tokens)
@@ -114,13 +118,20 @@ def plan(
         if local * size > room[block.stage]:
             raise _full(block, local * size - room[block.stage], setting, hosts)
         for region, tokens in ((block.stage, local), *shares.items()):
-            room[region] -= tokens * size
-            heapq.heappush(leaving, (block.end, region, tokens * size))
+            held.put(region, block.stage, tokens, block.start, block.end - 1)
         moves += [
             Move(block.request, block.stage, block.chunk, tokens, host)
             for host, tokens in shares.items()
         ]
     return moves
+
+
+def _most_tokens(chunks: Sequence[int], layers: int) -> int:
+    """Tokens a request holds at its fullest, in whole stages: all but the last, and a layer of it.
+
+    With one layer that is all of it.
+    """
+    return sum(chunks[:-1]) + -(-chunks[-1] // layers)
 
 
 def max_tokens(policy: Policy, setting: Setting, requests: int = 1) -> int:
@@ -129,6 +140,7 @@ def max_tokens(policy: Policy, setting: Setting, requests: int = 1) -> int:
     Only the KV capacities of `setting` count. One request is isolated; two or more that overlap
     in the pipeline are a stream. 0 if not even one token fits.
     """
+    layers = setting.layers if policy.frees_by_layer() else ()
 
     def fits(tokens: int) -> bool:
         cuts = [cut(policy, Request(r, tokens), setting) for r in range(requests)]
@@ -136,7 +148,7 @@ def max_tokens(policy: Policy, setting: Setting, requests: int = 1) -> int:
             moves = move(policy, cuts, setting)
         except CapacityError:
             return False
-        peaks = occupancy(cuts, moves, setting.kv_bytes_per_token).max(axis=1)
+        peaks = occupancy(cuts, moves, setting.kv_bytes_per_token, layers).max(axis=1)
         return bool((peaks <= setting.kv_capacity_bytes).all())
 
     longest, too_long = 0, max(1, setting.local_tokens)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from mocap import serving
-from mocap.policy import Policy, Request, Setting
+from mocap.chunked import Chunked
+from mocap.policy import Request, Setting
 
 __all__ = ["Seq1F1B"]
 
 
-class Seq1F1B(Policy):
+class Seq1F1B(Chunked):
     """Chunks of equal work: a linear part, and attention over all earlier tokens."""
 
     name = "seq1f1b"

@@ -7,12 +7,13 @@ from typing import Annotated
 import msgspec
 
 from mocap import serving
-from mocap.policy import Policy, Request, Setting
+from mocap.chunked import Chunked
+from mocap.policy import Request, Setting
 
 __all__ = ["Sglang"]
 
 
-class Sglang(Policy):
+class Sglang(Chunked):
     """Chunks of equal time after a quadratic fitted on whole prefills, smoothed by `smooth`."""
 
     name = "sglang"

@@ -7,12 +7,13 @@ from typing import Annotated
 import msgspec
 
 from mocap import partition
-from mocap.policy import Policy, Request, Setting
+from mocap.chunked import Chunked
+from mocap.policy import Request, Setting
 
 __all__ = ["Terapipe"]
 
 
-class Terapipe(Policy):
+class Terapipe(Chunked):
     """Chunks that minimise ``sum t + (stages - 1) max t``.
 
     `max_chunks` bounds their number: None takes the number wanted by the user, 0 is no bound.

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from mocap import partition
-from mocap.policy import Policy, Request, Setting
+from mocap.chunked import Chunked
+from mocap.policy import Request, Setting
 from wafer_kernels.errors import ConfigError
 
 __all__ = ["Uniform"]
 
 
-class Uniform(Policy):
+class Uniform(Chunked):
     """Chunks of one size, or of the size or the sizes that the user gives."""
 
     name = "uniform"

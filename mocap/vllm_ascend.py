@@ -7,12 +7,13 @@ from typing import Annotated
 import msgspec
 
 from mocap import serving
-from mocap.policy import Policy, Request, Setting
+from mocap.chunked import Chunked
+from mocap.policy import Request, Setting
 
 __all__ = ["VllmAscend"]
 
 
-class VllmAscend(Policy):
+class VllmAscend(Chunked):
     """Chunks of equal time after a model that is fitted again on the chunks already served."""
 
     name = "vllm-ascend"

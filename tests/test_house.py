@@ -65,7 +65,7 @@ def test_one_and_two_threads_give_the_same_integers(tmp_path: Path) -> None:
         "from wafer_emu.__main__ import main\n"
         "words = 'run --wafer wsc-54 --model llama-3-8b --tokens 4096 --stages 4 --policy mocap'\n"
         "main([*words.split(), '--json'])\n"
-        "words = 'gemm -m 300 -n 301 -k 302 --wafer wse-2 --grid 160x160 --algorithm meshgemm'\n"
+        "words = 'gemm -m 700 -n 701 -k 702 --wafer wse-2 --grid 320x320 --algorithm meshgemm'\n"
         "main([*words.split(), '--json'])\n"
     )
     outputs = [

@@ -1,15 +1,20 @@
 """The claims of the MOCAP paper (arXiv 2606.22968), measured on the emulator and taken apart.
 
-python tools/reproduce_mocap.py [SECTION ...] [--wafer wsc-54] [--models A,B] [--tokens 16384,65536]
-                                [--markdown | --json]
+python tools/reproduce_mocap.py [SECTION ...] [--wafer A,B] [--models A,B] [--tokens 16384,65536]
+                                [--layouts 8x8,8x16] [--figures FOLDER] [--markdown | --json]
 
 claims     latency and throughput of mocap over gpipe, beside the ideal N M / (N + M - 1); the same
            with masked tiles charged, with memory no matter, and with gpipe's tile L / M
 ablation   what chunking alone, LBCP and MBKR each buy, and what the moves cost in latency
+coupling   what pairs can hold of even chunks and of LBCP's, which are longest in front
 bounds     longest prompts under a KV budget alone: pairs, mirror, groups, optimal; and pairs under
-           chunks of equal time, which front-load tokens and so weaken them
+           chunks of equal time
 ledger     longest prompts that the real memory ledger holds, static and dynamic gain apart
 bandwidth  the price of the moves as the links between dies slow down
+crossover  the bandwidth below which MBKR stops paying
+overhead   LBCP that counts the moves against cuts that do not, on slow links
+
+docs/mocap.md says how to read them.
 """
 
 from __future__ import annotations
@@ -19,36 +24,29 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, replace
-from typing import Any
+from functools import partial
+from pathlib import Path
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
 import mocap.policy
 from mocap import reallocation
 from mocap.mbkr import Reallocating
-from mocap.policy import Setting
-from wafer_emu.deployment import PAGE_TOKENS
+from tools.mocap_bench import AMPLE_BYTES, LAYOUTS, Bench, Layouts, moved_bytes, price
+from tools.mocap_bounds import PARTNERS, bounds, coupling
+from tools.mocap_figures import draw, require_matplotlib
+from tools.mocap_links import GRAIN_TOKENS, bandwidth, crossover, overhead
+from tools.processes import in_processes
+from tools.tables import Row, binds, limit, show
 from wafer_emu.emulation import max_length
-from wafer_emu.engine import run_plan
 from wafer_emu.model import Model
 from wafer_emu.options import Options
-from wafer_emu.plan import Plan, make_plan
-from wafer_emu.stage_clocks import Shelf
+from wafer_emu.plan import Plan
 from wafer_emu.wafer import Wafer
-from wafer_emu.workload import Workload
-from wafer_kernels import pipeline
 from wafer_kernels.errors import CapacityError
 
-LAYOUTS = ((8, 8), (8, 16), (16, 16))
-LEDGER_POLICIES = ("terapipe", "uniform", "lbcp", "mbkr", "mocap")
-GRAIN_TOKENS = 1024  # longest prompts are found in multiples of this
-LINK_BYTES_PER_SECOND = (1, 3, 10, 30, 100, 300, 1000, 4000)  # [GB/s]
-AMPLE_BYTES = 1 << 50  # a KV budget that never binds: both work with full tiles
-BUDGET_TOKENS = 1 << 20  # KV budget of the bounds, in tokens of one stage
-
-Row = dict[str, Any]
+STEPS = ("gpipe", "uniform", "lbcp", "mbkr", "mocap")
+LEDGER_POLICIES = ("terapipe", "uniform", "lbcp", "mocap")
 
 
 def ideal_ratio(stages: int, chunks: int) -> float:
@@ -56,45 +54,28 @@ def ideal_ratio(stages: int, chunks: int) -> float:
     return stages * chunks / (stages + chunks - 1)
 
 
-class Bench:
-    """Plans of one model on one wafer, which share their clocks."""
+def _ratio(bench: Bench, tokens: int, options: Options) -> float:
+    """Latency of gpipe over that of mocap."""
+    gpipe, mocap = (
+        bench.seconds(bench.plan(policy, tokens, options)) for policy in ("gpipe", "mocap")
+    )
+    return gpipe / mocap
 
-    def __init__(self, wafer: Wafer, model: Model) -> None:
-        self.wafer, self.model = wafer, model
-        self.shelf: Shelf = {}
 
-    def plan(self, policy: str, tokens: int, options: Options) -> Plan:
-        """Plan of one prompt."""
-        workload, chosen = Workload.single(tokens), mocap.policy.get(policy, options.policy)
-        return make_plan(self.wafer, self.model, workload, chosen, options, self.shelf)
-
-    def ratio(self, tokens: int, options: Options) -> float:
-        """Latency of gpipe over that of mocap."""
-        gpipe, mocap = (
-            int(run_plan(self.plan(policy, tokens, options)).end.max())
-            for policy in ("gpipe", "mocap")
-        )
-        return gpipe / mocap
-
-    def coarse_gpipe(self, tokens: int, options: Options) -> float | None:
-        """Latency of gpipe in tiles as long as mocap's mean chunk [s]; None if they do not fit."""
-        assert isinstance(options.chunks, int)
-        tile = {"tile_tokens": -(-tokens // options.chunks)}
-        try:
-            plan = self.plan("gpipe", tokens, replace(options, policy=tile))
-        except CapacityError:
-            return None
-        return self.time(int(run_plan(plan).end.max()))
-
-    def time(self, cycles: int) -> float:
-        """Cycles as seconds."""
-        return cycles / self.wafer.core.clock_hz
+def _coarse_gpipe(bench: Bench, tokens: int, options: Options) -> float | None:
+    """Latency of gpipe in tiles as long as mocap's mean chunk [s]; None if they do not fit."""
+    assert isinstance(options.chunks, int)
+    tile = {"tile_tokens": -(-tokens // options.chunks)}
+    try:
+        return bench.seconds(bench.plan("gpipe", tokens, replace(options, policy=tile)))
+    except CapacityError:
+        return None
 
 
 def claims(bench: Bench, lengths: Sequence[int]) -> Iterator[Row]:
     """Mocap over gpipe for one request, causal skip on, and off beside it."""
     for tokens in lengths:
-        for stages, chunks in LAYOUTS:
+        for stages, chunks in bench.layouts:
             ideal = ideal_ratio(stages, chunks)
             row: Row = {"model": bench.model.name, "tokens": tokens, "N": stages, "M": chunks}
             options = Options(stages=stages, chunks=chunks)
@@ -103,13 +84,13 @@ def claims(bench: Bench, lengths: Sequence[int]) -> Iterator[Row]:
                 whole = bench.plan(asked, tokens, options)
                 asked = "mocap"
                 cut = bench.plan(asked, tokens, options)
-                masked = bench.ratio(tokens, replace(options, causal_skip=False))
-                roomy = bench.ratio(tokens, replace(options, kv_budget=AMPLE_BYTES))
+                masked = _ratio(bench, tokens, replace(options, causal_skip=False))
+                roomy = _ratio(bench, tokens, replace(options, kv_budget=AMPLE_BYTES))
             except CapacityError as error:
-                yield {**row, "binds": f"{asked}: {error.message.split('; what would')[0]}"}
+                yield {**row, "binds": f"{asked}: {binds(error)}"}
                 continue
-            slow, fast = (bench.time(int(run_plan(each).end.max())) for each in (whole, cut))
-            coarse = bench.coarse_gpipe(tokens, options)
+            slow, fast = (bench.seconds(each) for each in (whole, cut))
+            coarse = _coarse_gpipe(bench, tokens, options)
             yield {
                 **row,
                 "gpipe [s]": slow,
@@ -136,80 +117,85 @@ def _tiers(plan: Plan) -> str:
 
 
 def ablation(bench: Bench, lengths: Sequence[int]) -> Iterator[Row]:
-    """From gpipe to mocap, one idea at a time, KV in SRAM so that MBKR has work to do."""
+    """From gpipe to mocap, one idea at a time, KV in SRAM so that MBKR has work to do.
+
+    ``balance`` moves KV whether or not it would fit, so that the price shows at every length.
+    """
     for tokens in lengths:
-        for stages, chunks in LAYOUTS:
+        for stages, chunks in bench.layouts:
             row: Row = {"model": bench.model.name, "tokens": tokens, "N": stages, "M": chunks}
             options = Options(stages=stages, chunks=chunks, kv_tier="sram")
-            for policy in ("gpipe", "uniform", "lbcp", "mbkr", "mocap"):
+            plans: dict[str, Plan] = {}
+            refused: dict[str, list[str]] = {}
+            for policy in STEPS:
                 try:
-                    plan = bench.plan(policy, tokens, options)
-                except CapacityError:
-                    row[f"{policy} [s]"] = None
-                    continue
-                row[f"{policy} [s]"] = bench.time(int(run_plan(plan).end.max()))
-                if policy == "mocap":
-                    row["KV moved [MB]"] = _moved_bytes(plan) / 1e6
-                    row["price of moves [%]"] = 100 * (_price(plan) - 1)
+                    plans[policy] = bench.plan(policy, tokens, options)
+                except CapacityError as error:
+                    refused.setdefault(binds(error), []).append(policy)
+            time = {policy: bench.seconds(plan) for policy, plan in plans.items()}
+            row |= {f"{policy} [s]": time.get(policy) for policy in STEPS}
+            for step, (before, after) in {
+                "chunking [x]": ("gpipe", "uniform"),
+                "then LBCP [x]": ("uniform", "lbcp"),
+                "then MBKR [x]": ("lbcp", "mocap"),
+            }.items():
+                both = before in time and after in time
+                row[step] = time[before] / time[after] if both else None
+            if "mocap" in plans:
+                row |= _moves("", plans["mocap"])
+                eager = replace(options, policy={"trigger": "balance"})
+                try:
+                    row |= _moves("balance: ", bench.plan("mocap", tokens, eager))
+                except CapacityError as error:
+                    refused.setdefault(binds(error), []).append("balance")
+            tiles = {policy: plan.deployment.tile_tokens for policy, plan in plans.items()}
+            if len(set(tiles.values())) > 1:
+                row["tiles"] = ", ".join(f"{policy} {tile}" for policy, tile in tiles.items())
+            if refused:
+                said = (f"{', '.join(policies)}: {why}" for why, policies in refused.items())
+                row["binds"] = "; ".join(said)
             yield row
 
 
-def bounds(bench: Bench, lengths: Sequence[int]) -> Iterator[Row]:
-    """Longest prompt over that of no moves, in slots: equal stages, KV alone, no hand-off."""
-    partners: list[tuple[str, Row]] = [
-        ("pairs", {}),
-        ("mirror", {"partner": "mirror"}),
-        ("groups of 4", {"partner": "groups", "group_size": 4}),
-        ("optimal", {"partner": "optimal"}),
-    ]
-    for stages, share in ((8, 1.0), (8, 1.5), (8, 2.0), (16, 1.0)):
-        row: Row = {"N": stages, "M": int(share * stages)}
-        for name, options in partners:
-            policy = mocap.policy.get("mbkr", options)
-            for requests, kind in ((1, "alone"), (2, "stream")):
-                setting = _slots(stages, int(share * stages), lambda c, p: c, PAGE_TOKENS * 16)
-                longest = reallocation.max_tokens(policy, setting, requests)
-                row[f"{name}, {kind}"] = longest / setting.local_tokens
-        setting = _slots(stages, int(share * stages), lambda c, p: c * (BUDGET_TOKENS + 2 * p + c),
-                         PAGE_TOKENS * 16)  # fmt: skip
-        longest = reallocation.max_tokens(mocap.policy.get("mocap"), setting, 2)
-        row["pairs, equal times"] = longest / setting.local_tokens
-        yield row
-
-
-def _slots(stages: int, chunks: int, cost: Callable[[int, int], int], page_tokens: int) -> Setting:
-    """Equal stages with a KV budget, and nothing else."""
-    return Setting(
-        stages=stages,
-        chunks=chunks,
-        page_tokens=page_tokens,
-        cost=cost,
-        stage_cost=lambda stage, c, p: cost(c, p),
-        kv_bytes_per_token=(1,) * stages,
-        kv_capacity_bytes=(BUDGET_TOKENS,) * stages,
-        hops=tuple(tuple(abs(a - b) for b in range(stages)) for a in range(stages)),
-        link_bytes_per_cycle=1 << 40,
-    )
+def _moves(prefix: str, plan: Plan) -> Row:
+    """What a plan moves, and what that costs."""
+    return {
+        f"{prefix}KV moved [MB]": moved_bytes(plan) / 1e6,
+        f"{prefix}price of moves [%]": 100 * (price(plan) - 1),
+    }
 
 
 def ledger(bench: Bench, lengths: Sequence[int]) -> Iterator[Row]:
-    """Longest prompts in SRAM by the whole ledger; ``static``: all stages peak at once."""
-    for stages, chunks in LAYOUTS:
-        options = Options(stages=stages, chunks=chunks, kv_tier="sram")
-        row: Row = {"model": bench.model.name, "N": stages, "M": chunks}
+    """Longest prompts in SRAM by the whole ledger, and what the moves of the longest cost.
+
+    ``static``: what lending of permanent surplus would hold, as if all stages peaked at once.
+    """
+    for stages, chunks in bench.layouts:
+        options = Options(stages=stages, chunks=chunks, kv_tier="sram", activations_tier="sram")
+        policies = {name: mocap.policy.get(name) for name in LEDGER_POLICIES}
+        policies |= {
+            f"mbkr, {name}": mocap.policy.get("mbkr", partner)
+            for name, partner in PARTNERS.items()
+            if partner.get("group_size", 2) <= stages
+        }
         found = max_length(
-            bench.wafer, bench.model, LEDGER_POLICIES, options=options, grain_tokens=GRAIN_TOKENS
+            bench.wafer,
+            bench.model,
+            list(policies.values()),
+            options=options,
+            grain_tokens=GRAIN_TOKENS,
         )
-        row |= {each["policy"]: each["max_tokens"] for each in found}
-        if row["terapipe"]:
-            plan = bench.plan("mbkr", row["mbkr"], options)
-            static = _static_tokens(plan)
-            row["mbkr/terapipe"] = row["mbkr"] / row["terapipe"]
-            row["static"] = static
-            row["static gain"] = static / row["terapipe"]
-            row["dynamic gain"] = row["mbkr"] / static
-            row["price at longest [%]"] = 100 * (_price(plan) - 1)
-        yield row
+        for (name, policy), each in zip(policies.items(), found, strict=True):
+            tokens, first = each["max_tokens"], found[0]["max_tokens"]
+            row: Row = {"model": bench.model.name, "N": stages, "M": chunks, "policy": name}
+            row |= {"longest": tokens, "over terapipe": tokens / first if first else None}
+            if tokens and isinstance(policy, Reallocating):
+                plan = bench.plan(policy, tokens, options)
+                row["static"] = static = _static_tokens(plan)
+                row["static gain"] = static / first if first else None
+                row["dynamic gain"] = tokens / static
+                row["price at longest [%]"] = 100 * (price(plan) - 1)
+            yield {**row, "binds": limit(each["limiting"])}
 
 
 def _static_tokens(plan: Plan) -> int:
@@ -221,66 +207,25 @@ def _static_tokens(plan: Plan) -> int:
     return reallocation.static_max_tokens(setting, plan.policy.groups(setting))
 
 
-def bandwidth(bench: Bench, lengths: Sequence[int]) -> Iterator[Row]:
-    """Price of the moves of the longest prompt that fits in SRAM."""
-    stages, chunks = LAYOUTS[0]
-    options = Options(stages=stages, chunks=chunks, kv_tier="sram")
-    longest = max_length(
-        bench.wafer, bench.model, ["mbkr"], options=options, grain_tokens=GRAIN_TOKENS
-    )
-    tokens = longest[0]["max_tokens"]
-    if tokens == 0 or bench.wafer.die_link is None:
-        return
-    moved = _moved_bytes(bench.plan("mbkr", tokens, options))
-    for rate in LINK_BYTES_PER_SECOND:
-        slower = bench.wafer.replace({"die_link.bytes_per_second": rate * 10**9})
-        plan = Bench(slower, bench.model).plan("mbkr", tokens, options)
-        yield {
-            "model": bench.model.name,
-            "tokens": tokens,
-            "die link [GB/s]": rate,
-            "KV moved [MB]": moved / 1e6,
-            "latency [s]": bench.time(_makespan(plan, plan.tasks.duration)),
-            "price, overlapped [%]": 100 * (_price(plan) - 1),
-            "price, serial [%]": 100 * (_price(plan, overlap=False) - 1),
-        }
-
-
-def _moved_bytes(plan: Plan) -> int:
-    return sum(each.written_bytes for row in plan.transfers for each in row)
-
-
-def _price(plan: Plan, overlap: bool = True) -> float:
-    """Makespan over that with moves free; not overlapped, every byte moved is waited for."""
-    duration = plan.tasks.duration if overlap else plan.compute + _serial_cycles(plan)
-    return _makespan(plan, duration) / _makespan(plan, plan.compute)
-
-
-def _makespan(plan: Plan, duration: np.ndarray[Any, np.dtype[np.int64]]) -> int:
-    schedule = pipeline.schedule(*duration.shape)
-    pipeline.run(plan.tasks._replace(duration=duration), plan.slot, schedule)
-    return int(schedule.end.max())
-
-
-def _serial_cycles(plan: Plan) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Cycles of all transfers of every task, layer by layer (stage, task)."""
-    cycles = np.zeros_like(plan.compute)
-    for stage, row in enumerate(plan.transfers):
-        layers, host = plan.deployment.stages[stage].layers, int(plan.tasks.host[stage, -1])
-        for task, each in enumerate(row):
-            for moved in (each.written_bytes, each.read_bytes):
-                one = plan.deployment.transfer_cycles(moved // layers, stage, host)
-                cycles[stage, task] += layers * one
-    return cycles
-
-
 SECTIONS: dict[str, Callable[[Bench, Sequence[int]], Iterator[Row]]] = {
     "claims": claims,
     "ablation": ablation,
-    "bounds": bounds,
+    "coupling": coupling,
+    "bounds": lambda bench, lengths: bounds(),
     "ledger": ledger,
     "bandwidth": bandwidth,
+    "crossover": crossover,
+    "overhead": overhead,
 }
+
+
+def summaries(rows: Sequence[Row], wafer: str) -> Iterator[str]:
+    """A line for each wafer; rows that name none are of ``wafer``."""
+    of_wafer: dict[str, list[Row]] = {}
+    for row in rows:
+        of_wafer.setdefault(row.get("wafer", wafer), []).append(row)
+    for name, some in of_wafer.items():
+        yield f"{name}: {summary(some)}"
 
 
 def summary(rows: Sequence[Row]) -> str:
@@ -302,52 +247,67 @@ def _mean(rows: Sequence[Row], name: str) -> float:
     return float(np.mean([row[name] for row in rows]))
 
 
-def text(value: object) -> str:
-    """A figure as it stands in a table."""
-    if value is None:
-        return "-"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def show(name: str, rows: Sequence[Row], markdown: bool) -> None:
-    """Print one section."""
-    heads = list(dict.fromkeys(head for row in rows for head in row))
-    lines = [[text(row.get(head)) for head in heads] for row in rows]
-    console = Console(width=None if sys.stdout.isatty() else 200)
-    if markdown:
-        body = [heads, ["---"] * len(heads), *lines]
-        written = "\n".join("| " + " | ".join(line) + " |" for line in body)
-        console.out(f"## {name}\n\n{written}\n", highlight=False)
-    else:
-        table = Table(*heads, title=name)
-        for line in lines:
-            table.add_row(*line)
-        console.print(table)
-    if name == "claims":
-        console.out(summary(rows), highlight=False)
+def measure(lengths: Sequence[int], layouts: Layouts, case: tuple[str, Wafer, Model]) -> list[Row]:
+    """Rows of one (section, wafer, model)."""
+    name, wafer, model = case
+    return list(SECTIONS[name](Bench(wafer, model, layouts), lengths))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("sections", nargs="*", choices=[*SECTIONS, []], default=[*SECTIONS])
-    parser.add_argument("--wafer", default="wsc-54")
+    """Measure, print and draw."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("sections", nargs="*", metavar="SECTION", help="all, if none is named")
+    parser.add_argument("--wafer", default="wsc-54", help="one or more, with commas")
     parser.add_argument("--models", default="llama-3-8b,llama-3.1-70b,qwen2-72b")
     parser.add_argument("--tokens", default="16384,32768,65536,131072")
+    parser.add_argument("--layouts", default=",".join(f"{n}x{m}" for n, m in LAYOUTS))
+    parser.add_argument("--figures", type=Path, metavar="FOLDER", help="one PNG a section")
     parser.add_argument("--markdown", action="store_true")
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args(arguments)
+    sections = asked.sections or [*SECTIONS]
+    for name in sections:
+        if name not in SECTIONS:
+            parser.error(f"there is no section {name!r}: choose from {', '.join(SECTIONS)}")
+    if asked.figures is not None:
+        require_matplotlib()
+        asked.figures.mkdir(parents=True, exist_ok=True)
     lengths = [int(each) for each in asked.tokens.split(",")]
-    wafer = Wafer.load(asked.wafer)
-    benches = [Bench(wafer, Model.load(name)) for name in asked.models.split(",")]
-    found: dict[str, list[Row]] = {}
-    for name in asked.sections:
-        used = benches[:1] if name == "bounds" else benches
-        found[name] = [row for bench in used for row in SECTIONS[name](bench, lengths)]
+    layouts = [_layout(each) for each in asked.layouts.split(",")]
+    wafers = [Wafer.load(name) for name in asked.wafer.split(",")]
+    models = [Model.load(name) for name in asked.models.split(",")]
+    cases = [
+        (name, wafer, model)
+        for name in sections
+        for wafer in (wafers[:1] if name == "bounds" else wafers)
+        for model in (models[:1] if name == "bounds" else models)
+    ]
+    found: dict[str, list[Row]] = {name: [] for name in sections}
+    missing = [name for name, _, _ in cases]
+    measured = in_processes(partial(measure, lengths, layouts), cases)
+    for (name, wafer, _), rows in zip(cases, measured, strict=True):
+        several = {"wafer": wafer.name} if len(wafers) > 1 and name != "bounds" else {}
+        found[name] += [{**several, **row} for row in rows]
+        missing.remove(name)
+        if name in missing:
+            continue
         if not asked.json:
             show(name, found[name], asked.markdown)
+            if name == "claims":
+                print("\n".join(summaries(found[name], wafers[0].name)) + "\n")
+        if asked.figures is not None:
+            path = draw(name, found[name], asked.figures)
+            print(f"{name}: {path or 'nothing to draw'}", file=sys.stderr)
     if asked.json:
-        json.dump({"schema_version": 1, "wafer": wafer.name, "sections": found}, sys.stdout)
+        names = [wafer.name for wafer in wafers]
+        json.dump({"schema_version": 1, "wafers": names, "sections": found}, sys.stdout)
+
+
+def _layout(word: str) -> tuple[int, int]:
+    stages, chunks = word.split("x")
+    return int(stages), int(chunks)
 
 
 if __name__ == "__main__":

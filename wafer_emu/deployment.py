@@ -261,6 +261,7 @@ class Deployment:
             link_bytes_per_cycle=max(1, carried // cycles),
             chunk_tokens=self.options.chunk_tokens,
             chunk_vector=self.options.chunk_vector,
+            layers=tuple(stage.layers for stage in self.stages),
         )
 
 

@@ -9,7 +9,7 @@ from wafer_emu.plan import Plan
 from wafer_kernels import pipeline
 from wafer_kernels.errors import DeadlockError
 
-__all__ = ["free_cycles", "input_stall", "run_plan"]
+__all__ = ["busy_cycles", "free_cycles", "input_stall", "memory_stall", "run_plan"]
 
 Int64 = npt.NDArray[np.int64]
 
@@ -22,7 +22,7 @@ def run_plan(plan: Plan) -> pipeline.Schedule:
     DeadlockError
         If an admitted plan cannot end, which would be a defect.
     """
-    schedule = pipeline.schedule(*plan.compute.shape)
+    schedule = pipeline.schedule(plan.tasks)
     if pipeline.run(plan.tasks, plan.slot, schedule) != pipeline.DONE:
         stage, task = np.argwhere(schedule.end == 0)[0]
         raise DeadlockError(
@@ -46,3 +46,13 @@ def input_stall(plan: Plan, schedule: pipeline.Schedule) -> Int64:
     arrival = np.array([request.arrival_cycle for request in plan.requests], np.int64)
     waiting = np.maximum(free_cycles(schedule), arrival[plan.request])
     return np.maximum(0, schedule.input_ready - waiting)
+
+
+def memory_stall(schedule: pipeline.Schedule) -> Int64:
+    """Cycles (stage, task) that wait for memory: before a task, and between its layers."""
+    return schedule.memory_wait + schedule.layer_wait
+
+
+def busy_cycles(plan: Plan, schedule: pipeline.Schedule) -> Int64:
+    """Cycles (stage, task) in which a stage works, from a task's start to its end, less waits."""
+    return schedule.end - schedule.start - schedule.layer_wait - plan.transfer_stall

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wafer_emu.activity import Activity
-from wafer_emu.engine import input_stall
+from wafer_emu.engine import busy_cycles, input_stall, memory_stall
 from wafer_emu.memory import kv_quanta_per_token, kv_quantum_bytes
 from wafer_emu.options import Options
 from wafer_emu.plan import Plan
@@ -173,7 +173,7 @@ def _tables(
             "start_cycle": schedule.start.ravel(),
             "end_cycle": schedule.end.ravel(),
             "stall_input_cycles": input_stall(plan, schedule).ravel(),
-            "stall_memory_cycles": schedule.memory_wait.ravel(),
+            "stall_memory_cycles": memory_stall(schedule).ravel(),
             "stall_transfer_cycles": stall.ravel(),
         },
     )
@@ -202,44 +202,41 @@ def _tables(
             "column": np.array([region.column for region in regions]),
             "rows": np.array([region.rows for region in regions]),
             "columns": np.array([region.columns for region in regions]),
-            "busy_cycles": (schedule.end - schedule.start - stall).sum(axis=1),
+            "busy_cycles": busy_cycles(plan, schedule).sum(axis=1),
             "weight_bytes": np.array([memory.weight_bytes for memory in plan.memories]),
             "kv_peak_bytes": np.array(summary["kv_peak_bytes_per_stage"], np.int64),
             "kv_capacity_bytes": np.array(summary["kv_capacity_bytes_per_stage"], np.int64),
             "sram_peak_bytes": np.array([int(book.peak.max()) for book in books.cores]),
         },
     )
-    yield "kv_blocks", _blocks(plan, schedule, last)
+    yield "kv_blocks", _blocks(plan, schedule)
 
 
-def _blocks(plan: Plan, schedule: pipeline.Schedule, last: Int64) -> dict[str, Int64]:
-    """KV blocks: the tokens of one chunk and layer that live in one region."""
+def _blocks(plan: Plan, schedule: pipeline.Schedule) -> dict[str, Int64]:
+    """KV blocks: the tokens of one piece and layer.
+
+    A task whose memory goes layer by layer has an instant for every layer, else one for all.
+    """
     deployment, tasks = plan.deployment, plan.tasks
-    stages, hosts, count = tasks.need.shape
+    last = np.flatnonzero(plan.last)
     rows: list[tuple[int, ...]] = []
-    for stage in range(stages):
+    for stage, by_task in enumerate(plan.pieces.written):
         clock, placed = deployment.clocks[stage], deployment.stages[stage]
-        per_token = kv_quanta_per_token(clock)
-        quantum = kv_quantum_bytes(clock)
-        layers = 1 if plan.policy.kv_lifetime == "layer" else placed.layers
-        for task in range(count):
-            request = int(plan.request[task])
-            resident = plan.requests[request].prefix_tokens if plan.chunk[task] == 0 else 0
-            token = int(plan.prefix[task]) - resident
-            for part in range(hosts):
-                tokens = int(tasks.need[stage, part, task]) // (per_token * layers)
-                if tokens == 0:
-                    continue
-                born, end = int(schedule.start[stage, task]), int(schedule.end[stage, task])
-                freed = int(schedule.end[stage, last[request]])
-                host = int(tasks.host[stage, part])
-                size = tokens * per_token * quantum
-                where = (stage, host, born, end if part else -1, freed, size)
-                rows += [
-                    (request, layer, token, tokens, *where)
-                    for layer in range(placed.first_layer, placed.first_layer + placed.layers)
-                ]
-                token += tokens
+        token_bytes = kv_quanta_per_token(clock) * kv_quantum_bytes(clock)
+        begin, end = schedule.layer_start[stage], schedule.layer_end[stage]
+        for piece in (piece for pieces in by_task for piece in pieces):
+            request = int(plan.request[piece.written])
+            host = int(tasks.host[stage, piece.part])
+            for layer in range(placed.layers):
+                at = layer * int(tasks.layers[stage]) // placed.layers
+                born, moved = int(begin[piece.written, at]), int(end[piece.pushed, at])
+                freed = int(end[last[request], at])
+                rows.append(
+                    (
+                        request, placed.first_layer + layer, piece.first, piece.tokens, stage,
+                        host, born, moved if piece.part else -1, freed, piece.tokens * token_bytes,
+                    )
+                )  # fmt: skip
     names = "request layer token tokens home host born_cycle moved_cycle freed_cycle bytes"
     columns = np.array(rows, np.int64).reshape(-1, 10).T
     return dict(zip(names.split(), columns, strict=True))

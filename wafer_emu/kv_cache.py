@@ -11,7 +11,7 @@ from wafer_emu.arena import Arena
 from wafer_emu.workload import MAX_TOKENS
 from wafer_kernels.errors import KernelError
 from wafer_kernels.region import Kind
-from wafer_kernels.region_cache import ABSENT, EARLY, STALE, Cache
+from wafer_kernels.region_cache import ABSENT, EARLY, STALE, Cache, relocate
 
 __all__ = ["KvCache", "Part", "refuse_fault"]
 
@@ -25,7 +25,7 @@ WRONG = {
 
 
 class Part(NamedTuple):
-    """Tokens of a chunk whose KV one stage hosts."""
+    """Tokens of a chunk whose KV one stage hosts, or is to host."""
 
     host: int
     first: int
@@ -33,7 +33,10 @@ class Part(NamedTuple):
 
 
 class KvCache:
-    """KV of the stage's layers; ``shape`` is (layers kept at a time, tokens, vectors a token)."""
+    """KV of the stage's layers; ``shape`` is (layers, tokens, vectors a token).
+
+    Tables change for a range of layers at a time: ``layers`` of the methods.
+    """
 
     def __init__(
         self, arena: Arena, kind: Kind, width: int, request: int, shape: tuple[int, int, int]
@@ -42,35 +45,44 @@ class KvCache:
         self._kind, self._width = kind, width
         self.core = np.zeros(shape, np.int64)
         self.slot = np.zeros(shape, np.int64)
-        self.arrived = np.full(shape[1], NEVER, np.int64)
-        self._placed = np.zeros(shape[1], np.bool_)
+        self.arrived = np.full(shape[:2], NEVER, np.int64)
+        self._placed = np.zeros(shape[:2], np.bool_)
 
-    @property
-    def quanta_per_token(self) -> int:
-        """Slots that a token takes on all layers kept at a time."""
-        return self.core.shape[0] * self.core.shape[2]
-
-    def place(self, part: Part, taken: Int64, floor: Int64) -> None:
-        """Give the part's vectors the slots that the ledger took on the host's cores (core,)."""
+    def take(self, layers: slice, part: Part, taken: Int64, floor: Int64) -> tuple[Int64, Int64]:
+        """Core and slot of the part's vectors (layer, token, vector), as the ledger took them."""
         core, slot = self.arena.take_slots(part.host, taken, floor)
-        tokens = slice(part.first, part.first + part.tokens)
-        shape = (self.core.shape[0], part.tokens, self.core.shape[2])
-        self.core[:, tokens], self.slot[:, tokens] = core.reshape(shape), slot.reshape(shape)
-        self._placed[tokens] = True
+        shape = (layers.stop - layers.start, part.tokens, self.core.shape[2])
+        return core.reshape(shape), slot.reshape(shape)
 
-    def free(self) -> None:
+    def place(self, layers: slice, part: Part, taken: Int64, floor: Int64) -> None:
+        """Give the part's vectors the slots that the ledger took on the host's cores (core,)."""
+        tokens = slice(part.first, part.first + part.tokens)
+        self.core[layers, tokens], self.slot[layers, tokens] = self.take(layers, part, taken, floor)
+        self._placed[layers, tokens] = True
+
+    def push(self, layers: slice, part: Part, core: Int64, slot: Int64, cycle: int) -> None:
+        """Bring the part's vectors to slots taken on its host, and free those at home."""
+        tokens, arena = slice(part.first, part.first + part.tokens), self.arena
+        at_home = self.core[layers, tokens].ravel(), self.slot[layers, tokens].ravel()
+        relocate(
+            arena.bytes, *at_home, core.ravel(), slot.ravel(), arena.top, arena.tags,
+            arena.quantum_bytes,
+        )  # fmt: skip
+        arena.free_slots(*at_home)
+        self.core[layers, tokens], self.slot[layers, tokens] = core, slot
+        self.arrived[layers, tokens] = cycle
+
+    def free(self, layers: slice) -> None:
         """Empty all slots."""
-        self.arena.free_slots(
-            self.core[:, self._placed].ravel(), self.slot[:, self._placed].ravel()
-        )
+        placed = self._placed[layers]
+        self.arena.free_slots(self.core[layers][placed].ravel(), self.slot[layers][placed].ravel())
 
     def layer(self, layer: int, kept: int) -> Cache:
-        """KV of a layer of the model, the ``kept``-th of those kept at a time."""
-        index = kept % self.core.shape[0]
+        """KV of a layer of the model, the ``kept``-th of the stage's."""
         tag = 1 + ((self.request << 16) + layer) * (MAX_TOKENS + 1)
         return Cache(
-            int(self._kind), self._width, tag, self.core[index], self.slot[index], self.arrived,
-            self.arena.top, self.arena.tags,
+            int(self._kind), self._width, tag, self.core[kept], self.slot[kept],
+            self.arrived[kept], self.arena.top, self.arena.tags,
         )  # fmt: skip
 
 

@@ -105,6 +105,8 @@ class _Walk:
         self.streams: list[Matrix | None] = [None] * len(regions)
         self.flights: list[deque[tuple[int, Float32]]] = [deque() for _ in regions]
         self.waiting: list[int | None] = [None] * len(regions)  # task in the hand-off buffer
+        self.pushes: dict[tuple[int, int], list[tuple[Part, Int64, Int64]]] = {}
+        """KV on its way to hosts by (stage, step): cores and slots that were taken for it."""
 
     def _names(self, stage: Stage) -> Iterator[str]:
         """Weights that live on a stage."""
@@ -122,11 +124,15 @@ class _Walk:
 
     def run(self) -> Numbers:
         """Meet the events in the order in which the engine met them."""
-        for cycle, kind, stage, task in events(self.schedule):
+        for cycle, kind, stage, task, step in events(self.plan.tasks, self.schedule):
             if kind == START:
-                self._start(stage, task, cycle)
+                if step == 0:
+                    self._start(stage, task, cycle)
+                self._pass_layers(stage, task, step, cycle)
             elif kind == END:
-                self._end(stage, task, cycle)
+                self._leave_layers(stage, task, step, cycle)
+                if step + 1 == self.plan.tasks.layers[stage]:
+                    self._end(stage, task, cycle)
         bounds = self.arena.first_core
         order = [request.index for request in self.plan.requests]
         answers = dict(zip(order, (each.values() for each in self.requests), strict=True))
@@ -141,17 +147,35 @@ class _Walk:
     # -- tasks ----------------------------------------------------------------------------------
     def _start(self, stage: int, task: int, cycle: int) -> None:
         plan, here = self.plan, self.stages[stage]
-        chunk, prefix = int(plan.tokens[task]), int(plan.prefix[task])
+        chunk = int(plan.tokens[task])
         load = plan.memories[stage].load(chunk)
         here.area.reserve(load.dealing.expand(load.activations).ravel(), cycle)
         stream = here.stream(chunk, plan.deployment.tile_tokens, cycle)
         here.write(stream, self._input(stage, task, cycle))
         self.streams[stage] = stream
-        parts = self._place_kv(stage, task, cycle)
-        index = int(plan.request[task])
-        kv, request = self.kv[stage][index], self.requests[index]
+        index, clock = int(plan.request[task]), plan.deployment.clocks[stage]
+        if index not in self.kv[stage]:
+            width = kv_quantum_bytes(clock) // element_bytes(self.kv_kind)
+            layers, tokens = plan.deployment.stages[stage].layers, self.requests[index].tokens.size
+            shape = (layers, tokens, kv_quanta_per_token(clock))
+            self.kv[stage][index] = KvCache(self.arena, self.kv_kind, width, index, shape)
+
+    def _layers(self, stage: int, step: int) -> slice:
+        """Layers of a stage whose memory is granted and freed in one step of a task."""
+        steps = int(self.plan.tasks.layers[stage])
+        layers = self.plan.deployment.stages[stage].layers
+        return slice(step * layers // steps, (step + 1) * layers // steps)
+
+    def _pass_layers(self, stage: int, task: int, step: int, cycle: int) -> None:
+        """Carry a task through the layers of one step, which take their KV's room now."""
+        plan, here = self.plan, self.stages[stage]
+        chunk, prefix = int(plan.tokens[task]), int(plan.prefix[task])
+        index, stream = int(plan.request[task]), self.streams[stage]
+        assert stream is not None
+        kv, request, layers = self.kv[stage][index], self.requests[index], self._layers(stage, step)
         placed = plan.deployment.stages[stage]
-        for kept in range(placed.layers):
+        parts = self._place_kv(stage, task, step, cycle)
+        for kept in range(layers.start, layers.stop):
             layer = placed.first_layer + kept
             if plan.chunk[task] == 0 and request.prefix:
                 write_cache(self.arena.bytes, kv.layer(layer, kept), request.prefix_kv[layer])
@@ -168,7 +192,16 @@ class _Walk:
             if plan.tasks.last[task]:
                 self._keep_kv(stage, task, layer, kept, cycle)
         for part in parts:
-            kv.arrived[part.first : part.first + part.tokens] = self.schedule.end[stage, task]
+            tokens = slice(part.first, part.first + part.tokens)
+            kv.arrived[layers, tokens] = self.schedule.layer_end[stage, task, step]
+
+    def _leave_layers(self, stage: int, task: int, step: int, cycle: int) -> None:
+        """Bring pushed KV of the layers of one step to its hosts; free all with the last task."""
+        layers, kv = self._layers(stage, step), self.kv[stage][int(self.plan.request[task])]
+        for part, core, slot in self.pushes.pop((stage, step), []):
+            kv.push(layers, part, core, slot, cycle)
+        if self.plan.tasks.last[task]:
+            kv.free(layers)
 
     def _count(self, layer: int, tokens: Int64 | None) -> None:
         """Add up the tokens that a layer's experts got."""
@@ -185,7 +218,7 @@ class _Walk:
         self.streams[stage] = None
         self.current[stage] += 1
         if self.plan.tasks.last[task]:
-            self.kv[stage].pop(int(self.plan.request[task])).free()
+            del self.kv[stage][int(self.plan.request[task])]
 
     def _input(self, stage: int, task: int, cycle: int) -> Float32:
         """Residual stream of a task as it arrived at the stage (token, hidden)."""
@@ -243,30 +276,26 @@ class _Walk:
         request.logits.append(logits)
 
     # -- KV -------------------------------------------------------------------------------------
-    def _place_kv(self, stage: int, task: int, cycle: int) -> list[Part]:
-        """Give a task's KV its slots at home and on its hosts; a resident prefix comes first."""
-        plan, tasks = self.plan, self.plan.tasks
-        index, clock = int(plan.request[task]), plan.deployment.clocks[stage]
-        request = self.requests[index]
-        if index not in self.kv[stage]:
-            layers = plan.deployment.stages[stage].layers
-            kept = 1 if plan.policy.kv_lifetime == "layer" else layers
-            width = kv_quantum_bytes(clock) // element_bytes(self.kv_kind)
-            shape = (kept, request.tokens.size, kv_quanta_per_token(clock))
-            self.kv[stage][index] = KvCache(self.arena, self.kv_kind, width, index, shape)
-        kv = self.kv[stage][index]
-        first = int(plan.prefix[task]) - (request.prefix if plan.chunk[task] == 0 else 0)
+    def _place_kv(self, stage: int, task: int, step: int, cycle: int) -> list[Part]:
+        """Give a task's KV its slots, at home and on hosts; pushed KV gets those that it goes to.
+
+        Returns where the task's own KV is written, in the layers of one step.
+        """
+        plan, layers = self.plan, self._layers(stage, step)
+        kv = self.kv[stage][int(plan.request[task])]
+        quanta = (layers.stop - layers.start) * kv.core.shape[2]
         parts = []
-        for number in range(tasks.host.shape[1]):
-            tokens = int(tasks.need[stage, number, task]) // kv.quanta_per_token
-            if tokens == 0:
-                continue
-            host = int(tasks.host[stage, number])
-            part = Part(host, first, tokens)
-            kv.place(part, self._spread(host, tokens * kv.quanta_per_token), self._floor(host))
-            kv.arrived[first : first + tokens] = cycle
-            parts.append(part)
-            first += tokens
+        for piece, number in plan.pieces.arriving[stage][task]:
+            host = int(plan.tasks.host[stage, number])
+            part = Part(host, piece.first, piece.tokens)
+            taken, floor = self._spread(host, piece.tokens * quanta), self.stages[host].area.floor
+            if piece.written == task:
+                kv.place(layers, part, taken, floor)
+                kv.arrived[layers, piece.first : piece.first + piece.tokens] = cycle
+                parts.append(part)
+            else:
+                slots = kv.take(layers, part, taken, floor)
+                self.pushes.setdefault((stage, step), []).append((part, *slots))
         return parts
 
     def _spread(self, host: int, quanta: int) -> Int64:
@@ -278,9 +307,6 @@ class _Walk:
         if sram.spread(room, self.arena.quantum_bytes, quanta, taken) != sram.FITS:
             raise KernelError(f"stage {host} has no room for {quanta:,} KV quanta")
         return taken
-
-    def _floor(self, host: int) -> Int64:
-        return self.stages[host].area.floor
 
     def _keep_kv(self, stage: int, task: int, layer: int, kept: int, cycle: int) -> None:
         """Read a layer's KV back from wherever it lies."""

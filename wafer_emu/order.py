@@ -54,7 +54,7 @@ class Order:
 
 
 def quanta_per_token(deployment: Deployment, policy: Policy) -> list[int]:
-    """KV quanta of one token on every stage: of all its layers, or of the one at work."""
-    if policy.kv_lifetime == "layer":
+    """Least KV quanta of one token on every stage: of all its layers, or of the one at work."""
+    if policy.frees_by_layer():
         return [kv_quanta_per_token(clock) for clock in deployment.clocks]
     return list(deployment.kv_quanta_per_token())

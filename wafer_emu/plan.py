@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import product
 
@@ -19,6 +19,7 @@ import mocap.policy
 from mocap.policy import Move, Policy, Request
 from wafer_emu.clock import Tiers
 from wafer_emu.deployment import LADDER, LEANEST, MOST_HALVINGS, Deployment, deploy
+from wafer_emu.kv_pieces import Pieces, pieces_of
 from wafer_emu.memory import StageMemory, kv_quantum_bytes
 from wafer_emu.model import Model
 from wafer_emu.options import Options
@@ -41,6 +42,7 @@ class Plan(Order):
     """An order with its moves, transfers (stage, task) and slots (task), admitted."""
 
     moves: list[Move]
+    pieces: Pieces
     transfers: list[list[Transfers]]
     tasks: pipeline.Tasks
     slot: Int64
@@ -302,12 +304,14 @@ def _admit(order: Order, chunks: int) -> Plan:
     for load_tokens in sorted({int(order.tokens[-1]), int(order.largest_chunks[0])}):
         try:
             moves = _moves(order, load_tokens, chunks)
-            tasks, transfers = _tasks(order, moves)
+            pieces, tasks, transfers = _tasks(order, moves)
             slot, shortage = np.zeros(order.tokens.size, np.int64), np.zeros(3, np.int64)
             refused = pipeline.admit(tasks, slot, shortage)
             if refused == pipeline.ADMITTED:
                 known = {each.name: getattr(order, each.name) for each in fields(Order)}
-                return Plan(**known, moves=moves, transfers=transfers, tasks=tasks, slot=slot)
+                return Plan(
+                    **known, moves=moves, pieces=pieces, transfers=transfers, tasks=tasks, slot=slot
+                )
             raise refusal(order, moves, tasks, refused - 1, shortage)
         except CapacityError as error:
             failure = error
@@ -324,9 +328,7 @@ def _moves(order: Order, load_tokens: int, chunks: int) -> list[Move]:
         if key not in known:
             setting = _told(order.deployment, order.memories, chunks, request, load_tokens)
             known[key] = mocap.policy.move(order.policy, [cuts], setting)
-        moves += [
-            Move(index, move.stage, move.chunk, move.tokens, move.host) for move in known[key]
-        ]
+        moves += [replace(move, request=index) for move in known[key]]
     return moves
 
 
@@ -339,30 +341,33 @@ def _hosts(stages: int, moves: Sequence[Move]) -> list[list[int]]:
     return hosts
 
 
-def _tasks(order: Order, moves: Sequence[Move]) -> tuple[pipeline.Tasks, list[list[Transfers]]]:
-    """What the engine is told, and what the transfers in it are."""
+def _tasks(
+    order: Order, moves: Sequence[Move]
+) -> tuple[Pieces, pipeline.Tasks, list[list[Transfers]]]:
+    """Where KV lies, what the engine is told, and what the transfers in it are."""
     deployment = order.deployment
     stages, count = order.compute.shape
     hosts = _hosts(order.compute.shape[0], moves)
     most = max(len(each) for each in hosts)
     host = np.array([each + [each[0]] * (most - len(each)) for each in hosts], np.int64)
-    first_task = np.searchsorted(order.request, np.arange(len(order.requests)))
-    # Tokens that live with each host (stage, host, task); resident prefixes come with chunk 0.
-    kept = np.zeros((stages, most, count), np.int64)
-    kept[:, 0, :] = order.tokens
-    for index, request in enumerate(order.requests):
-        kept[:, 0, first_task[index]] += request.prefix_tokens
-    for move in moves:
-        task = first_task[move.request] + move.chunk
-        kept[move.stage, 0, task] -= move.tokens
-        kept[move.stage, hosts[move.stage].index(move.host), task] += move.tokens
-    per_token = np.array(quanta_per_token(deployment, order.policy), np.int64)
+    pieces = pieces_of(order, moves, hosts)
+    # Tokens that come to each host (stage, host, task), and that leave their home (stage, task).
+    coming = np.zeros((stages, most, count), np.int64)
+    leaving = np.zeros((stages, count), np.int64)
+    for stage in range(stages):
+        for task in range(count):
+            for piece, part in pieces.arriving[stage][task]:
+                coming[stage, part, task] += piece.tokens
+            for piece in pieces.leaving[stage][task]:
+                leaving[stage, task] += piece.tokens
+    per_token = np.array(deployment.kv_quanta_per_token(), np.int64)
+    layers = np.array([stage.layers for stage in deployment.stages], np.int64)
     capacity = np.zeros((stages, count + 1), np.int64)
     for stage, memory in enumerate(order.memories):
         for size in np.unique(order.largest_chunks):
             capacity[stage, order.largest_chunks == size] = memory.kv_quanta(int(size))
     transfers = [
-        stage_transfers(order, stage, hosts[stage], kept[stage]) for stage in range(stages)
+        stage_transfers(order, stage, hosts[stage], coming[stage]) for stage in range(stages)
     ]
     stall = np.array([[each.stall_cycles for each in row] for row in transfers], np.int64)
     tasks = pipeline.Tasks(
@@ -371,7 +376,9 @@ def _tasks(order: Order, moves: Sequence[Move]) -> tuple[pipeline.Tasks, list[li
         order.compute + stall,
         handoffs(order),
         host,
-        kept * per_token[:, np.newaxis, np.newaxis],
+        coming * per_token[:, np.newaxis, np.newaxis],
+        leaving * per_token[:, np.newaxis],
+        layers if order.policy.frees_by_layer() else np.ones_like(layers),
         capacity,
     )
-    return tasks, transfers
+    return pieces, tasks, transfers

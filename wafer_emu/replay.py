@@ -84,16 +84,30 @@ def _post(book: sram.Ledger, kind: int, amount: Int64, sign: int, cycle: int) ->
         )
 
 
-def events(schedule: pipeline.Schedule) -> Iterator[tuple[int, int, int, int]]:
-    """(cycle, END or START, stage, task) in the order in which the engine met them."""
-    stages, tasks = schedule.start.shape
-    stage, task = np.divmod(np.arange(stages * tasks), tasks)
-    cycles = np.concatenate([schedule.end.ravel(), schedule.start.ravel()])
-    kinds = np.repeat([END, START], stages * tasks)
+def events(
+    tasks: pipeline.Tasks, schedule: pipeline.Schedule
+) -> Iterator[tuple[int, int, int, int, int]]:
+    """(cycle, END or START, stage, task, layer) in the order in which the engine met them.
+
+    Where a task's memory is granted and freed at once, layer 0 stands for all of them.
+    """
+    most = schedule.layer_start.shape[2]
+    stage, task, layer = np.nonzero(
+        np.broadcast_to(
+            np.arange(most) < tasks.layers[:, np.newaxis, np.newaxis], schedule.layer_start.shape
+        )
+    )
+    cycles = np.concatenate(
+        [schedule.layer_end[stage, task, layer], schedule.layer_start[stage, task, layer]]
+    )
+    kinds = np.repeat([END, START], stage.size)
     order = np.lexsort((np.tile(stage, 2), kinds, cycles))
     for index in order:
-        cell = index % (stages * tasks)
-        yield int(cycles[index]), int(kinds[index]), int(stage[cell]), int(task[cell])
+        cell = index % stage.size
+        yield (
+            int(cycles[index]), int(kinds[index]), int(stage[cell]), int(task[cell]),
+            int(layer[cell]),
+        )  # fmt: skip
 
 
 def replay(
@@ -124,43 +138,62 @@ def replay(
         [pair[kind] for pair, kind in zip(opened, in_dies, strict=True)],
     )
     quanta = [kv_quantum_bytes(clock) for clock in plan.deployment.clocks]
+    per_layer = plan.deployment.kv_quanta_per_token() // tasks.layers
     current = [0] * len(memories)
-    held: dict[tuple[int, int], Int64] = {}
+    # Bytes of every place by (stage, layer), then by (host, task that pushes them away or -1).
+    held: dict[tuple[int, int], dict[tuple[int, int], Int64]] = {}
     active: dict[int, Int64] = {}
     passing: dict[int, Int64] = {}  # activations in die memory
+    # The last spread on every host: one layer often takes the place of the layer before it.
+    spreads: dict[int, tuple[int, Int64, Int64]] = {}
 
-    def place(stage: int, part: int, need: int, cycle: int) -> None:
+    def place(stage: int, part: int, need: int, cycle: int) -> Int64:
         host = int(tasks.host[stage, part])
         memory, book = memories[host], books.places[host]
         room = memory.kv_room(int(plan.largest_chunks[current[host]]))
         room = room - book.resident[OWN] - book.resident[HOSTED]
-        taken = np.zeros_like(room)
-        if sram.spread(room, quanta[stage], need, taken) != sram.FITS:
-            raise KernelError(f"stage {host} has no room for {need:,} KV quanta at cycle {cycle:,}")
+        known = spreads.get(host)
+        if known is not None and known[0] == need and np.array_equal(known[1], room):
+            taken = known[2]
+        else:
+            taken = np.zeros_like(room)
+            if sram.spread(room, quanta[stage], need, taken) != sram.FITS:
+                raise KernelError(
+                    f"stage {host} has no room for {need:,} KV quanta at cycle {cycle:,}"
+                )
+            spreads[host] = need, room, taken
         _post(book, OWN if part == 0 else HOSTED, taken, 1, cycle)
-        held[stage, part] = held.get((stage, part), 0) + taken
+        return taken
 
-    for cycle, kind, stage, task in events(schedule):
+    def free(stage: int, part: int, taken: Int64, cycle: int) -> None:
+        host = int(tasks.host[stage, part])
+        _post(books.places[host], OWN if part == 0 else HOSTED, taken, -1, cycle)
+
+    for cycle, kind, stage, task, layer in events(tasks, schedule):
         before(cycle, books)
+        here = held.setdefault((stage, layer), {})
         if kind == START:
-            load = memories[stage].load(int(plan.tokens[task]))
-            active[stage] = load.dealing.expand(load.activations).ravel()
-            _post(books.cores[stage], ACTIVATIONS, active[stage], 1, cycle)
-            if books.dies[stage].capacity.size:
-                passing[stage] = memories[stage].die_activations(int(plan.tokens[task]))
-                _post(books.dies[stage], ACTIVATIONS, passing[stage], 1, cycle)
-            for part in range(tasks.host.shape[1]):
-                if tasks.need[stage, part, task]:
-                    place(stage, part, int(tasks.need[stage, part, task]), cycle)
+            if layer == 0:
+                load = memories[stage].load(int(plan.tokens[task]))
+                active[stage] = load.dealing.expand(load.activations).ravel()
+                _post(books.cores[stage], ACTIVATIONS, active[stage], 1, cycle)
+                if books.dies[stage].capacity.size:
+                    passing[stage] = memories[stage].die_activations(int(plan.tokens[task]))
+                    _post(books.dies[stage], ACTIVATIONS, passing[stage], 1, cycle)
+            for piece, part in plan.pieces.arriving[stage][task]:
+                taken = place(stage, part, piece.tokens * int(per_layer[stage]), cycle)
+                key = (part, piece.pushed if piece.late and part == 0 else -1)
+                here[key] = here.get(key, 0) + taken
             continue
-        current[stage] += 1
-        _post(books.cores[stage], ACTIVATIONS, active.pop(stage), -1, cycle)
-        if stage in passing:
-            _post(books.dies[stage], ACTIVATIONS, passing.pop(stage), -1, cycle)
+        if layer + 1 == tasks.layers[stage]:
+            current[stage] += 1
+            _post(books.cores[stage], ACTIVATIONS, active.pop(stage), -1, cycle)
+            if stage in passing:
+                _post(books.dies[stage], ACTIVATIONS, passing.pop(stage), -1, cycle)
+        if (0, task) in here:
+            free(stage, 0, here.pop((0, task)), cycle)
         if tasks.last[task]:
-            for part in range(tasks.host.shape[1]):
-                if (stage, part) in held:
-                    kind_kv = OWN if part == 0 else HOSTED
-                    host = int(tasks.host[stage, part])
-                    _post(books.places[host], kind_kv, held.pop((stage, part)), -1, cycle)
+            for (part, _), taken in here.items():
+                free(stage, part, taken, cycle)
+            here.clear()
     return books

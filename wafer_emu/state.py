@@ -126,7 +126,11 @@ VARIABLES = register(
         _cycles("tasks", "start_cycle", "cycle at which the stage began the task"),
         _cycles("tasks", "end_cycle", "cycle at which the stage ended the task"),
         _cycles("tasks", "stall_input_cycles", "cycles the free stage waited for the input"),
-        _cycles("tasks", "stall_memory_cycles", "cycles the free stage waited for memory"),
+        _cycles(
+            "tasks",
+            "stall_memory_cycles",
+            "cycles waited for memory, before the task and between its layers",
+        ),
         _cycles("tasks", "stall_transfer_cycles", "cycles the task waited for KV moves and reads"),
         _count("requests", "tokens", "tokens of the whole prompt, prefix included"),
         _count("requests", "prefix_tokens", "leading tokens that were already resident"),

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from wafer_emu.activity import Activity
 from wafer_emu.deployment import PAGE_TOKENS
-from wafer_emu.engine import free_cycles, input_stall
+from wafer_emu.engine import busy_cycles, free_cycles, input_stall, memory_stall
 from wafer_emu.memory import kv_quantum_bytes
 from wafer_emu.model import Model
 from wafer_emu.options import CHUNK_OPTIONS
@@ -39,7 +39,7 @@ def summarise(
     makespan = int(schedule.end.max())
     seconds = makespan / clock_hz
     stall = plan.transfer_stall
-    busy = (schedule.end - schedule.start - stall).sum(axis=1)
+    busy = busy_cycles(plan, schedule).sum(axis=1)
     arrival = np.array([request.arrival_cycle for request in plan.requests], np.int64)
     last = np.flatnonzero(plan.tasks.last)
     waits = (schedule.end[-1, last] - arrival) / clock_hz
@@ -77,7 +77,7 @@ def summarise(
         "noc_byte_hops": work.hop_bytes,
         "stall_cycles": {
             "input": int(input_stall(plan, schedule).sum()),
-            "memory": int(schedule.memory_wait.sum()),
+            "memory": int(memory_stall(schedule).sum()),
             "transfer": int(stall.sum()),
         },
         "energy_joules": _energy(plan, work, seconds),
@@ -245,7 +245,7 @@ def _settings(plan: Plan, model: Model, workload: Workload) -> dict[str, Any]:
         "kv_bytes_per_token_per_stage": [
             each * quantum for each in deployment.kv_quanta_per_token()
         ],
-        "kv_freed": policy.kv_lifetime,
+        "kv_freed": "layer" if policy.frees_by_layer() else "request",
         "embedding": options.embedding,
         "placement": options.placement,
         "attention": deployment.wafer.attention,

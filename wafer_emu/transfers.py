@@ -29,13 +29,15 @@ class Transfers:
     stall_cycles: int = 0
 
 
-def stage_transfers(order: Order, stage: int, hosts: list[int], kept: Int64) -> list[Transfers]:
+def stage_transfers(order: Order, stage: int, hosts: list[int], coming: Int64) -> list[Transfers]:
     """KV transfers of every task of a stage, one layer ahead of the computation.
 
-    While a layer computes, the remote KV of the next layer is read and the layer's own share of new
-    KV is written. What does not fit behind a layer's computation stalls the task; so does the
-    first layer's read, which nothing hides. A policy that attends remotely sends queries and gets
-    partial results instead, of every layer in turn: nothing hides them.
+    ``coming`` (host, task) tokens reach each host with a task, be they new or of earlier chunks.
+
+    While a layer computes, the remote KV of the next layer is read and the layer's own share of
+    what goes to hosts is written. What does not fit behind a layer's computation stalls the task;
+    so does the first layer's read, which nothing hides. A policy that attends remotely sends
+    queries and gets partial results instead, of every layer in turn: nothing hides them.
     """
     nothing = Transfers()
     if len(hosts) == 1:
@@ -55,7 +57,7 @@ def stage_transfers(order: Order, stage: int, hosts: list[int], kept: Int64) -> 
         read = write = read_bytes = byte_hops = 0
         for part in range(1, len(hosts)):
             to_read = int(remote[part]) * layer_bytes
-            to_write = int(kept[part, task]) * layer_bytes
+            to_write = int(coming[part, task]) * layer_bytes
             if attends and to_read:
                 asked = int(order.tokens[task]) * query_bytes
                 read += deployment.transfer_cycles(asked, stage, hosts[part])
@@ -73,7 +75,7 @@ def stage_transfers(order: Order, stage: int, hosts: list[int], kept: Int64) -> 
             stall = read + (layers - 1) * max(0, read + write - cycles) + max(0, write - cycles)
         result.append(
             Transfers(
-                written_bytes=int(kept[1:, task].sum()) * layer_bytes * layers,
+                written_bytes=int(coming[1:, task].sum()) * layer_bytes * layers,
                 read_bytes=read_bytes * layers,
                 byte_hops=byte_hops,
                 stall_cycles=stall,
@@ -81,7 +83,7 @@ def stage_transfers(order: Order, stage: int, hosts: list[int], kept: Int64) -> 
             if read or write
             else nothing
         )
-        remote += kept[: len(hosts), task]
+        remote += coming[: len(hosts), task]
     return result
 
 

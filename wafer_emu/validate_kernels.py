@@ -119,10 +119,12 @@ def _makespan_milliseconds(chunk_milliseconds: npt.NDArray[np.float64], stages: 
         handoff=np.zeros((stages, chunks), np.int64),
         host=np.arange(stages, dtype=np.int64)[:, np.newaxis],
         need=np.zeros((stages, 1, chunks), np.int64),
+        leave=np.zeros((stages, chunks), np.int64),
+        layers=np.ones(stages, np.int64),
         capacity=np.ones((stages, chunks + 1), np.int64),
     )
     slot = np.arange(chunks, dtype=np.int64)
-    schedule = pipeline.schedule(stages, chunks)
+    schedule = pipeline.schedule(tasks)
     pipeline.run(tasks, slot, schedule)
     return int(schedule.end.max()) / MICROSECONDS
 

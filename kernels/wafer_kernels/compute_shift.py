@@ -37,8 +37,8 @@ __all__ = [
 ]
 
 OWN, FROM_EAST, TO_WEST, FROM_SOUTH, TO_NORTH = range(5)
-BLOCK_ROWS, BLOCK_STEPS = 90, 8  # threads meet once in 8 steps, 9 % of the rows are done twice
-PARALLEL_CORES = 16_384  # below this many cores a step is shorter than waking the threads
+BLOCK_ROWS = 60  # at 720 columns 690 KB, of which a step meets half: a core's L2 cache
+PARALLEL_CORES = 100_000  # below, threads save milliseconds and lose far more on a busy machine
 
 
 class Shifts(NamedTuple):
@@ -61,11 +61,13 @@ class Shifts(NamedTuple):
 
 @kernel()
 def _advance(
-    start: NDArray[np.int64],
-    here: NDArray[np.int64],
-    north: NDArray[np.int64],
-    here_then: NDArray[np.int64],
-    south_then: NDArray[np.int64],
+    starts: NDArray[np.int64],
+    now: int,
+    before: int,
+    then: int | None,
+    i: int,
+    north: int,
+    south: int,
     first: int,
     last: int,
     own: int,
@@ -74,109 +76,128 @@ def _advance(
     from_south: int,
     to_north: int,
 ) -> None:
-    """Starts of the cores at places first..last - 1 of rows with a halo."""
+    """Starts of the cores at places first..last - 1 of row i.
+
+    `now`, `before` and `then` are the planes of steps t, t - 1 and t - d. `then` is None, which
+    saves a load and a maximum, where it is `before` and `own` also covers this core's own wait
+    for B.
+    """
     one = np.uint64(1)  # unsigned places need no wrap-around, which would keep the loop scalar
     for place in range(np.uint64(first), np.uint64(last)):
         j = np.uint64(place)
-        along_row = max(here[j] + own, here[j - one] + to_west, here[j + one] + from_east)
-        arrival = max(here_then[j], south_then[j]) + from_south
-        start[j] = max(along_row, north[j] + to_north, arrival)
+        product, west = starts[before, i, j] + own, starts[before, i, j - one] + to_west
+        along_row = max(product, west, starts[before, i, j + one] + from_east)
+        if then is None:
+            posted = starts[before, south, j]
+        else:
+            posted = max(starts[then, i, j], starts[then, south, j])
+        along_column = max(starts[before, north, j] + to_north, posted + from_south)
+        starts[now, i, j] = max(along_row, along_column)
 
 
 @kernel()
 def _advance_row(
-    shifts: Shifts, t: int, i: int, starts: NDArray[np.int64], at: int, north_at: int, south_at: int
+    shifts: Shifts,
+    starts: NDArray[np.int64],
+    t: int,
+    then: int | None,
+    i: int,
+    north: int,
+    south: int,
+    arrives: bool,
 ) -> None:
-    """Step t of row i, which lies at row `at` of `starts` (planes, any rows, columns + 2)."""
-    planes = starts.shape[0]
-    columns, costs = shifts.columns, shifts.costs
-    delay, row_run = shifts.row_delay[i], shifts.row_run[i]
-    start, here = starts[t % planes, at], starts[(t - 1) % planes, at]
-    north = here_then = south_then = here
-    if delay > 0:
-        north = starts[(t - 1) % planes, north_at]
-    arrives = 0 < delay <= t  # before, a core multiplies what it held at the start
-    if arrives:
-        here_then = starts[(t - delay) % planes, at]
-        south_then = starts[(t - delay) % planes, south_at]
+    """Step t of row i, one call for each run of like costs, from place 0 on."""
+    planes, columns, row_run = starts.shape[0], shifts.columns, shifts.row_run[i]
+    now, before = t % planes, (t - 1) % planes
     base = (shifts.row_offset[i] + t) % columns
-    for interval in range(4):
-        low = shifts.slice_bounds[interval] - base
-        high = shifts.slice_bounds[interval + 1] - base
-        for run in range(shifts.column_bounds.size - 1):
-            for wrapped in (0, columns):
-                first = max(low + wrapped, shifts.column_bounds[run])
-                last = min(high + wrapped, shifts.column_bounds[run + 1])
-                if first < last:
-                    _advance(
-                        start,
-                        here,
-                        north,
-                        here_then,
-                        south_then,
-                        first + 1,
-                        last + 1,
-                        costs[row_run, interval, run, OWN],
-                        costs[row_run, interval, run, FROM_EAST],
-                        costs[row_run, interval, run, TO_WEST],
-                        costs[row_run, interval, run, FROM_SOUTH] if arrives else 0,
-                        costs[row_run, interval, run, TO_NORTH],
-                    )
-    start[0], start[columns + 1] = start[columns], start[1]
+    interval = run = first = 0
+    while first < columns:
+        s = base + first  # the slice at place `first`
+        if s >= columns:
+            s -= columns
+        if s == 0:
+            interval = 0
+        while shifts.slice_bounds[interval + 1] <= s:
+            interval += 1
+        run_end = shifts.column_bounds[run + 1]
+        last = min(first + shifts.slice_bounds[interval + 1] - s, run_end)
+        own = shifts.costs[row_run, interval, run, OWN]
+        from_south = shifts.costs[row_run, interval, run, FROM_SOUTH] if arrives else 0
+        _advance(
+            starts,
+            now,
+            before,
+            then,
+            i,
+            north,
+            south,
+            first + 1,
+            last + 1,
+            max(own, from_south) if then is None else own,
+            shifts.costs[row_run, interval, run, FROM_EAST],
+            shifts.costs[row_run, interval, run, TO_WEST],
+            from_south,
+            shifts.costs[row_run, interval, run, TO_NORTH],
+        )
+        first = last
+        if last == run_end:
+            run += 1
+    starts[now, i, 0], starts[now, i, columns + 1] = starts[now, i, columns], starts[now, i, 1]
+
+
+@kernel()
+def _advance_step(
+    shifts: Shifts,
+    starts: NDArray[np.int64],
+    t: int,
+    first_row: int | np.int64,
+    last_row: int | np.int64,
+) -> None:
+    """Step t of rows first..last - 1 (mod rows) of `starts` (planes, rows, columns + 2)."""
+    planes, rows = starts.shape[0], starts.shape[1]
+    for row in range(first_row, last_row):
+        i = row % rows
+        delay, north, south = shifts.row_delay[i], (row - 1) % rows, (row + 1) % rows
+        if delay == 1:
+            _advance_row(shifts, starts, t, None, i, north, south, True)
+        elif 0 < delay <= t:
+            _advance_row(shifts, starts, t, (t - delay) % planes, i, north, south, True)
+        elif delay > 0:  # a core still multiplies what it held at the start
+            _advance_row(shifts, starts, t, None, i, north, i, False)
+        else:
+            _advance_row(shifts, starts, t, None, i, i, i, False)
 
 
 @kernel()
 def _step_in_turn(shifts: Shifts, starts: NDArray[np.int64]) -> None:
-    rows = shifts.row_run.size
     for t in range(1, shifts.steps):
-        for i in range(rows):
-            _advance_row(shifts, t, i, starts, i, (i - 1) % rows, (i + 1) % rows)
-
-
-@kernel()
-def _advance_block(
-    shifts: Shifts,
-    first_step: int,
-    last_step: int,
-    first_row: int | np.int64,
-    last_row: int | np.int64,
-    before: NDArray[np.int64],
-    after: NDArray[np.int64],
-) -> None:
-    """Steps first..last - 1 of a block of rows, with as many neighbours as these steps can see.
-
-    The neighbours are worked out here as well as in their own blocks, so that blocks need to meet
-    only once in several steps, and a block stays in a core's cache.
-    """
-    planes, rows, width = before.shape
-    reach = last_step - first_step
-    height = last_row - first_row + 2 * reach
-    starts = np.empty((planes, height, width), np.int64)
-    for plane in range(planes):
-        for at in range(height):
-            starts[plane, at] = before[plane, (first_row - reach + at) % rows]
-    for t in range(first_step, last_step):
-        seen = t - first_step + 1
-        for at in range(seen, height - seen):
-            row = (first_row - reach + at) % rows
-            _advance_row(shifts, t, row, starts, at, at - 1, at + 1)
-    after[:, first_row:last_row] = starts[:, reach : height - reach]
+        _advance_step(shifts, starts, t, 0, shifts.row_run.size)
 
 
 @parallel_kernel()
-def _step_in_parallel(
-    shifts: Shifts, before: NDArray[np.int64], after: NDArray[np.int64]
-) -> NDArray[np.int64]:
+def _step_in_parallel(shifts: Shifts, starts: NDArray[np.int64], block_rows: int) -> None:
+    """Blocks of rows go several steps ahead, each on one thread and in its cache.
+
+    A step of a row needs the last one of its two neighbours. So the blocks first go ahead on
+    their own, with one row less at either end in every step; then the rows around each border
+    follow, with one row more to either side in every step. Nothing is worked out twice. What a
+    row needs has not been overwritten: no neighbour is more than one step ahead, and the planes
+    hold one step more than the longest delay.
+    """
     rows = shifts.row_run.size
-    blocks = (rows + BLOCK_ROWS - 1) // BLOCK_ROWS
-    for first_step in range(1, shifts.steps, BLOCK_STEPS):
-        last_step = min(first_step + BLOCK_STEPS, shifts.steps)
+    blocks = max(rows // block_rows, 1)
+    depth = rows // blocks // 2 + 1  # steps until nothing is left of a block
+    for t in range(1, shifts.steps, depth):
+        ahead = min(depth, shifts.steps - t)
         for block in prange(blocks):
-            first_row = np.int64(block) * rows // blocks
-            last_row = (np.int64(block) + 1) * rows // blocks
-            _advance_block(shifts, first_step, last_step, first_row, last_row, before, after)
-        before, after = after, before
-    return before
+            border = np.int64(block) * rows // blocks
+            next_border = (np.int64(block) + 1) * rows // blocks
+            for step in range(ahead):
+                _advance_step(shifts, starts, t + step, border + step, next_border - step)
+        for block in prange(blocks):
+            border = np.int64(block) * rows // blocks
+            for step in range(1, ahead):
+                _advance_step(shifts, starts, t + step, border - step, border + step)
 
 
 def last_starts(shifts: Shifts, first_start: int) -> NDArray[np.int64]:
@@ -199,5 +220,5 @@ def last_starts(shifts: Shifts, first_start: int) -> NDArray[np.int64]:
     if rows * columns < PARALLEL_CORES:
         _step_in_turn(shifts, starts)
     else:
-        starts = _step_in_parallel(shifts, starts, np.empty_like(starts))
+        _step_in_parallel(shifts, starts, BLOCK_ROWS)
     return starts[(shifts.steps - 1) % planes, :, 1:-1].copy()

@@ -72,13 +72,14 @@ def ring_axis(
     """Ring over a line of cores whose links have the given rates and extra cycles."""
     length = parts.size
     place, hops = ring_places(algorithm, length), ring_hops(algorithm, length)
-    rate, flight = np.zeros(length, np.int64), hops * grid.hop_cycles + 2 * grid.ramp_cycles
-    for member in range(length):
-        ends = place[member], place[(member + 1) % length]
-        links = slice(min(ends), max(ends))
-        bounded = link_rate[links][link_rate[links] > 0]
-        rate[member] = bounded.min() if bounded.size else 0
-        flight[member] += link_extra[links].sum()
+    ends = np.sort(np.stack((place, np.roll(place, -1)), axis=1), axis=1)
+    extra_before = np.concatenate(([0], np.cumsum(link_extra)))
+    extra = extra_before[ends[:, 1]] - extra_before[ends[:, 0]]
+    flight = hops * grid.hop_cycles + 2 * grid.ramp_cycles + extra
+    unbounded = np.iinfo(np.int64).max
+    bounds = np.append(np.where(link_rate > 0, link_rate, unbounded), unbounded)
+    slowest = np.minimum.reduceat(bounds, ends.ravel())[::2]  # of links ends[0] .. ends[1] - 1
+    rate = np.where(slowest < unbounded, slowest, 0)
     return Axis(parts, slice_starts(slices, length), place, hops, rate, flight)
 
 
@@ -185,35 +186,40 @@ def _shifts(
     )
 
 
-def _works(
+def _work_table(
     grid: GridCost, cut: Cut, turned: bool, rows: Axis, columns: Axis, k: int
 ) -> NDArray[np.int64]:
-    """Cycles of a step on a slice of k elements (rows, columns), the cores' extras left out."""
-    row_parts, row_kind = np.unique(rows.part, return_inverse=True)
-    column_parts, column_kind = np.unique(columns.part, return_inverse=True)
-    table = np.array(
+    """Cycles of a step on a slice of k elements by part of a row and of a column, no extras."""
+    row_parts, column_parts = np.unique(rows.part), np.unique(columns.part)
+    return np.array(
         [[_work(grid, cut, turned, p, k, q) for q in column_parts] for p in row_parts], np.int64
     )
-    return table[np.ix_(row_kind, column_kind)]
 
 
+@kernel()
 def _finish_and_busy(
-    grid: GridCost,
     cut: Cut,
-    turned: bool,
     rows: Axis,
     columns: Axis,
+    short_work: NDArray[np.int64],
+    long_work: NDArray[np.int64],
+    row_kind: NDArray[np.int64],
+    column_kind: NDArray[np.int64],
     extra: NDArray[np.int64],
     starts: NDArray[np.int64],
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Cycle of the last product's end, and cycles of work of each core in logical places."""
-    short_work = _works(grid, cut, turned, rows, columns, cut.short)
-    long_work = short_work
-    if cut.longer > 0:
-        long_work = _works(grid, cut, turned, rows, columns, cut.short + 1)
-    last = (rows.offset[:, None] + columns.offset + cut.slices - 1) % cut.slices
-    finish = starts + np.where(last < cut.longer, long_work, short_work) + extra
-    busy = cut.longer * long_work + (cut.slices - cut.longer) * short_work + cut.slices * extra
+    """Cycle of the last product's end, and cycles of work of each core in physical places."""
+    finish, busy = np.empty_like(starts), np.empty_like(starts)
+    for i in range(rows.part.size):
+        for j in range(columns.part.size):
+            short = short_work[row_kind[i], column_kind[j]]
+            long = long_work[row_kind[i], column_kind[j]]
+            last = (rows.offset[i] + columns.offset[j] + cut.slices - 1) % cut.slices
+            work = long if last < cut.longer else short
+            place = rows.place[i], columns.place[j]
+            finish[place] = starts[i, j] + work + extra[i, j]
+            steps = cut.longer * long + (cut.slices - cut.longer) * short
+            busy[place] = steps + cut.slices * extra[i, j]
     return finish, busy
 
 
@@ -252,14 +258,6 @@ def _slowest_shift(grid: GridCost, cut: Cut, lines: Axis, ring: Axis) -> int:
     moved = int(lines.part[0]) * k * grid.element_bytes
     shifts = zip(ring.rate.tolist(), ring.flight.tolist(), strict=True)
     return max(transfer_cycles(moved, rate) + flight for rate, flight in shifts)
-
-
-def _physical(
-    plane: NDArray[np.int64], turned: bool, rows: Axis, columns: Axis
-) -> NDArray[np.int64]:
-    physical = np.empty_like(plane)
-    physical[np.ix_(rows.place, columns.place)] = plane
-    return physical.T.copy() if turned else physical
 
 
 def shift_gemm(
@@ -304,7 +302,20 @@ def shift_gemm(
         grid, cut.slices, a_shift, b_shift, int(not aligned_a), int(not aligned_b)
     )
     starts = last_starts(_shifts(grid, cut, turned, rows, columns, extra), alignment)
-    finish, busy = _finish_and_busy(grid, cut, turned, rows, columns, extra, starts)
+    long_k = cut.short + min(cut.longer, 1)
+    finish, busy = _finish_and_busy(
+        cut,
+        rows,
+        columns,
+        _work_table(grid, cut, turned, rows, columns, cut.short),
+        _work_table(grid, cut, turned, rows, columns, long_k),
+        np.unique(rows.part, return_inverse=True)[1],
+        np.unique(columns.part, return_inverse=True)[1],
+        extra,
+        starts,
+    )
+    if turned:
+        finish, busy = finish.T.copy(), busy.T.copy()
 
     held_m, held_n = int(y.part.sum()), int(x.part.sum())
     held_k = cut.slices * cut.short + cut.longer
@@ -327,8 +338,8 @@ def shift_gemm(
         alignment_cycles=alignment,
         steps=cut.slices,
         start_cycles=np.full((grid.rows, grid.columns), alignment, np.int64),
-        finish_cycles=_physical(finish, turned, rows, columns),
-        busy_cycles=_physical(busy, turned, rows, columns),
+        finish_cycles=finish,
+        busy_cycles=busy,
         useful_macs=m * k * n,
         padded_macs=padded,
         byte_hops=hops * grid.element_bytes,

@@ -19,6 +19,7 @@ __all__ = [
     "erase",
     "read_cache",
     "read_vector",
+    "relocate",
     "write_cache",
 ]
 
@@ -128,3 +129,17 @@ def erase(
         for at in range(bottom, bottom + size):
             arena[core[i], at] = byte
         tags[core[i], slot[i]] = 0
+
+
+@kernel()
+def relocate(
+    arena: Bytes, core: Int64, slot: Int64, to_core: Int64, to_slot: Int64, top: Int64,
+    tags: Int64, size: int,
+) -> None:  # fmt: skip
+    """Copy slots of ``size`` bytes, with their tags, to other slots (slot,)."""
+    for i in range(core.size):
+        source = top[core[i]] - (slot[i] + 1) * size
+        target = top[to_core[i]] - (to_slot[i] + 1) * size
+        for at in range(size):
+            arena[to_core[i], target + at] = arena[core[i], source + at]
+        tags[to_core[i], to_slot[i]] = tags[core[i], slot[i]]

@@ -321,6 +321,31 @@ def test_threads_and_blocks_do_not_change_a_cycle(
     assert len(np.unique(planes[0])) > 1
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    data=st.data(),
+    rows=st.integers(1, 24),
+    columns=st.integers(1, 24),
+    block_rows=st.integers(1, 9),
+    k=st.integers(1, 60),
+    seed=st.integers(0, 99),
+)
+def test_blocks_that_go_ahead_do_not_change_a_cycle(
+    data: st.DataObject, rows: int, columns: int, block_rows: int, k: int, seed: int
+) -> None:
+    """Any height of the blocks, so borders one row apart too, and any delays of B."""
+    grid = data.draw(grids())._replace(rows=rows, columns=columns)
+    detail = even_detail(grid)
+    detail.core_extra_cycles[:] = np.random.default_rng(seed).integers(0, 99, (rows, columns))
+    name = data.draw(st.sampled_from(["meshgemm", "cannon"]))
+    in_turn = gemm(grid, 30, k, 41, name, detail=detail)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compute_shift, "PARALLEL_CORES", 0)
+        patch.setattr(compute_shift, "BLOCK_ROWS", block_rows)
+        in_blocks = gemm(grid, 30, k, 41, name, detail=detail)
+    assert (in_blocks.finish_cycles == in_turn.finish_cycles).all()
+
+
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_smallest_and_odd_products(name: str) -> None:
     one = GridCost(1, 1, WSE2_CORE, 2, 342, 4, 1, 2, 1)

@@ -17,7 +17,10 @@ def array(values):
     return np.array(values, dtype=np.int64)
 
 
-def plan(duration, *, handoff=None, arrival=None, last=None, host=None, need=None, capacity=None):
+def plan(
+    duration, *, handoff=None, arrival=None, last=None, host=None, need=None, leave=None,
+    layers=None, capacity=None,
+):  # fmt: skip
     """Tasks of ``duration`` (stage, task); without more, of one request that needs no memory."""
     duration = array(duration)
     stages, count = duration.shape
@@ -29,6 +32,8 @@ def plan(duration, *, handoff=None, arrival=None, last=None, host=None, need=Non
         handoff=nothing if handoff is None else array(handoff),
         host=array([[k] for k in range(stages)]) if host is None else array(host),
         need=nothing[:, np.newaxis] if need is None else array(need),
+        leave=nothing if leave is None else array(leave),
+        layers=np.ones(stages, np.int64) if layers is None else array(layers),
         capacity=np.zeros((stages, count + 1), np.int64) if capacity is None else array(capacity),
     )
 
@@ -39,7 +44,7 @@ def admitted(tasks):
 
 
 def ran(tasks, slot):
-    out = schedule(*tasks.duration.shape)
+    out = schedule(tasks)
     return run(tasks, slot, out), out
 
 
@@ -60,8 +65,13 @@ def least_capacity(tasks):
 
 @st.composite
 def plans(draw, least_slack=0, most_slack=4, most_duration=7):
-    """Ragged needs at home and on two other stages, and hardly more memory than a request needs."""
+    """Ragged needs at home and on two other stages, and hardly more memory than a request needs.
+
+    Whole tasks or up to three layers of them are granted at a time; some of what is at home leaves
+    before its request ends.
+    """
     stages, count = draw(st.integers(1, 4)), draw(st.integers(1, 6))
+    layers = array([draw(st.integers(1, 3)) for _ in range(stages)])
 
     def table(values, *shape):
         if not shape:
@@ -74,13 +84,23 @@ def plans(draw, least_slack=0, most_slack=4, most_duration=7):
         unused = 2 - len(others)
         host.append([k, *others, *[k] * unused])
         need.append([*table(st.integers(0, 4), 1 + len(others), count), *[[0] * count] * unused])
+    last = [*table(st.integers(0, 1), count - 1), 1]
+    leave = table(st.integers(0, 4), stages, count)
+    for k in range(stages):
+        at_home = 0
+        for i in range(count):
+            at_home += need[k][0][i]
+            leave[k][i] = min(leave[k][i], at_home)
+            at_home = 0 if last[i] else at_home - leave[k][i]
     tasks = plan(
-        table(st.integers(1, most_duration), stages, count),
+        array(table(st.integers(1, most_duration), stages, count)) + layers[:, np.newaxis] - 1,
         handoff=table(st.integers(0, 5), stages, count),
         arrival=table(st.integers(0, 12), count),
-        last=[*table(st.integers(0, 1), count - 1), 1],
+        last=last,
         host=host,
-        need=need,
+        need=array(need) * layers[:, np.newaxis, np.newaxis],
+        leave=array(leave) * layers[:, np.newaxis],
+        layers=layers,
     )
     slack = array(table(st.integers(least_slack, most_slack), stages, 1))
     growth = np.cumsum(table(st.integers(0, 1), stages, count + 1), axis=1)
@@ -93,12 +113,18 @@ def same_schedule(tasks, slot):
     finished = twin.run()
     assert status == (DONE if finished else DEADLOCK)
     assert out.peak.tolist() == twin.peak
-    for (k, i), task in twin.tasks.items():
+    for k, i in np.ndindex(out.start.shape):
         ready = twin.input_ready(k, i)
         assert out.input_ready[k, i] == (-1 if ready is None else ready)
-        if task.start is not None:
-            found = out.start[k, i], out.end[k, i], out.memory_wait[k, i]
-            assert found == (task.start, task.end, task.memory_wait)
+    for (k, i, j), layer in twin.layers.items():
+        if layer.start is None:
+            continue
+        assert (out.layer_start[k, i, j], out.layer_end[k, i, j]) == (layer.start, layer.end)
+        if j == 0:
+            assert (out.start[k, i], out.memory_wait[k, i]) == (layer.start, layer.wait)
+        if layer is twin.final(k, i) and twin.ended(layer):
+            waits = [twin.layers[k, i, each].wait for each in range(1, j + 1)]
+            assert (out.end[k, i], out.layer_wait[k, i]) == (layer.end, sum(waits))
     return finished
 
 
@@ -108,8 +134,12 @@ def holds(tasks, out, stage, cycle):
     for i in range(tasks.arrival.size):
         end_of_request = i + int(np.argmax(tasks.last[i:]))
         for home, hosts in enumerate(tasks.host):
-            if out.start[home, i] <= cycle < out.end[home, end_of_request]:
-                total += int(tasks.need[home, hosts == stage, i].sum())
+            for layer in range(int(tasks.layers[home])):
+                begun = out.layer_start[home, i, layer] <= cycle
+                if begun and cycle < out.layer_end[home, end_of_request, layer]:
+                    total += int(tasks.need[home, hosts == stage, i].sum() // tasks.layers[home])
+                    if home == stage and out.layer_end[home, i, layer] <= cycle:
+                        total -= int(tasks.leave[home, i] // tasks.layers[home])
         first += int(out.end[stage, i] <= cycle)
     return total, first
 
@@ -151,7 +181,7 @@ def test_an_admitted_plan_never_deadlocks_and_never_exceeds_capacity(tasks):
     done, out = ran(tasks, slot)
     assert done == DONE
     peak = [0] * len(tasks.duration)
-    for cycle in {*out.start.ravel().tolist(), *out.end.ravel().tolist()}:
+    for cycle in {*out.layer_start.ravel().tolist(), *out.layer_end.ravel().tolist()}:
         for stage in range(len(peak)):
             quanta, task = holds(tasks, out, stage, cycle)
             assert quanta <= tasks.capacity[stage, task]
@@ -166,7 +196,12 @@ def test_tasks_wait_for_input_stage_and_memory_only(tasks):
     _, slot, _ = admitted(tasks)
     _, out = ran(tasks, slot)
     free = np.hstack([np.zeros((len(out.end), 1), np.int64), out.end[:, :-1]])
-    assert (out.end - out.start == tasks.duration).all()
+    assert (out.end - out.start == tasks.duration + out.layer_wait).all()
+    assert (out.layer_wait >= 0).all()
+    for k, layers in enumerate(tasks.layers):
+        starts, ends = out.layer_start[k, :, :layers], out.layer_end[k, :, :layers]
+        assert ((ends - starts).sum(axis=1) == tasks.duration[k]).all()
+        assert (starts[:, 1:] - ends[:, :-1]).sum() == out.layer_wait[k].sum()
     assert (out.start - np.maximum(free, out.input_ready) == out.memory_wait).all()
     assert (out.memory_wait >= 0).all()
 
@@ -255,19 +290,22 @@ def test_a_request_that_does_not_fit_alone_says_where_and_how_much():
     assert (status, short) == (1, [1, 3, 2])  # stage 1 meets the third chunk in slot 3
 
 
-def longest(stages, chunks, partner, capacity):
-    """Most quanta a chunk, if every stage lends what it is short of at its request's end."""
+def longest(stages, chunks, partner, capacity, layers=1):
+    """Most quanta a chunk and layer, if stages lend what they are short of at a request's end."""
     quanta = 0
     while True:
         more = quanta + 1
-        own = min(chunks * more, capacity)
-        kept = [min(more, max(0, own - i * more)) for i in range(chunks)]
-        lent = [more - rest for rest in kept]
+        # of every layer; the last chunk is there one layer at a time
+        before = (chunks - 1) * more
+        own = min(before, capacity // layers) + min(more, max(0, capacity - layers * before))
+        kept = [min(more, max(0, own - i * more)) * layers for i in range(chunks)]
+        lent = [layers * more - rest for rest in kept]
         tasks = plan(
-            [[1] * 3 * chunks] * stages,
+            [[layers] * 3 * chunks] * stages,
             last=([0] * (chunks - 1) + [1]) * 3,
             host=[[k, partner(k)] for k in range(stages)],
             need=[[kept * 3, lent * 3]] * stages,
+            layers=[layers] * stages,
             capacity=[[capacity] * (3 * chunks + 1)] * stages,
         )
         status, slot, _ = admitted(tasks)
@@ -297,3 +335,63 @@ def test_lending_kv_to_a_partner_lengthens_prompts_by_the_bound(chunks, partner,
     alone = longest(8, chunks, lambda k: k, capacity)
     assert alone == 2 * chunks - distance
     assert Fraction(longest(8, chunks, partner, capacity), alone) == ratio
+
+
+@pytest.mark.parametrize("layers", [2, 4, 5])
+def test_freeing_by_layer_lengthens_prompts_by_the_bound(layers):
+    """8 equal stages, 8 equal chunks, requests back to back, KV granted and freed layer by layer.
+
+    A stage is fullest as its last chunk begins: M - 1 chunks and one layer of the last; its partner
+    then holds M - 1 - d and one layer. Alone the gain over whole tasks is M / (M - 1 + 1 / L).
+    """
+    chunks, distance = 8, 4
+    alone = layers * (chunks - 1) + 1
+    pair = layers * (2 * chunks - 2 - distance) + 2
+    capacity = alone * pair * layers
+    assert longest(8, chunks, lambda k: k, capacity, layers) == pair * layers
+    assert longest(8, chunks, lambda k: (k + 4) % 8, capacity, layers) == 2 * alone * layers
+
+
+def test_a_layer_takes_what_the_layer_before_it_left():
+    """One task of four layers on a stage that holds one of them at a time."""
+    tasks = plan([[9]], last=[1], need=[[[4]]], layers=[4], capacity=[[1, 1]])
+    status, slot, _ = admitted(tasks)
+    assert (status, slot.tolist()) == (ADMITTED, [0])
+    done, out = ran(tasks, slot)
+    assert (done, out.peak.tolist(), out.end.tolist()) == (DONE, [1], [[9]])
+    assert out.layer_start.tolist() == [[[0, 2, 4, 6]]]
+    assert admitted(tasks._replace(layers=array([1])))[::2] == (1, [0, 0, 3])
+
+
+def test_a_layer_waits_for_a_layer_of_another_stage():
+    """Stage 1 keeps its KV on stage 0, which frees a layer of its own every 10 cycles.
+
+    Its second layer may begin only once the second of stage 0, earlier in slot order, has its room.
+    """
+    tasks = plan(
+        [[20, 20], [10, 10]],
+        last=[1, 1],
+        host=[[0, 0], [1, 0]],
+        need=[[[2, 2], [0, 0]], [[0, 0], [2, 2]]],
+        layers=[2, 2],
+        capacity=[[2] * 3, [0] * 3],
+    )
+    assert same_schedule(tasks, np.arange(2))
+    _, out = ran(tasks, np.arange(2))
+    assert out.layer_wait.tolist() == [[0, 0], [5, 0]]
+    assert out.layer_start[1].tolist() == [[20, 30], [40, 45]]
+
+
+def test_what_is_pushed_away_makes_room_for_the_next_chunk():
+    """Two quanta a stage: the first chunk leaves as the second ends, before the third starts."""
+    tasks = plan(
+        [[10] * 3, [10] * 3],
+        host=[[0, 1], [1, 1]],
+        need=[[[1, 1, 1], [0, 1, 0]], [[0] * 3, [0] * 3]],
+        leave=[[0, 1, 0], [0, 0, 0]],
+        capacity=[[2] * 4, [1] * 4],
+    )
+    assert admitted(tasks)[0] == ADMITTED
+    assert same_schedule(tasks, np.arange(3))
+    stays = tasks._replace(leave=np.zeros_like(tasks.leave))
+    assert admitted(stays)[::2] == (1, [0, 2, 1])

@@ -21,9 +21,11 @@ def makespan(stages: int, durations: list[int], chunks: int) -> int:
         handoff=np.zeros((stages, count), np.int64),
         host=np.arange(stages, dtype=np.int64)[:, np.newaxis],
         need=np.zeros((stages, 1, count), np.int64),
+        leave=np.zeros((stages, count), np.int64),
+        layers=np.ones(stages, np.int64),
         capacity=np.ones((stages, count + 1), np.int64),
     )
-    schedule = pipeline.schedule(stages, count)
+    schedule = pipeline.schedule(tasks)
     assert pipeline.run(tasks, np.arange(count), schedule) == pipeline.DONE
     return int(schedule.end.max())
 

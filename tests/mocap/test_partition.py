@@ -320,6 +320,16 @@ def test_equal_time_sizes(case):
     assert max(partition.times(balanced, cost)) == pytest.approx(each, 1e-3)
 
 
+def test_equal_time_of_a_short_causal_prompt():
+    """The golden row that has no sizes: 32,768 tokens, 16 stages."""
+    cost = llama_70b_stage("causal")
+    real = partition.equal_time(32_768, 16, cost)
+    assert partition.times(real, cost) == pytest.approx([178.09] * 16, abs=0.006)
+    assert partition.makespan(real, cost, 16) == pytest.approx(5520.6, abs=0.06)
+    uniform = partition.uniform(32_768, 16)
+    assert partition.makespan(uniform, cost, 16) == pytest.approx(6115.3, abs=0.06)
+
+
 def test_pipeline_of_real_chips_keeps_the_schedule_identity():
     """Tenstorrent, DeepSeek-V3, 11 chunks: sum t + (K - 1) max t from measured chunk times."""
     rows = [row for row in published("tenstorrent_pipeline") if row["model"] == "DeepSeek-V3"]

@@ -59,6 +59,10 @@ def test_declarations():
     assert {name for name in mocap.names() if not mocap.get(name).uses} == UNCUT
     assert mocap.get("layerwise").stage_count == mocap.get("prefill-only").stage_count == 1
     assert mocap.get("prefill-only").kv_lifetime == "layer"
+    assert mocap.get("prefill-only").frees_by_layer()
+    for name in ("uniform", "terapipe", "lbcp", "mbkr", "mocap", "sglang"):
+        assert not mocap.get(name).frees_by_layer()
+        assert mocap.get(name, {"kv_free": "layer"}).frees_by_layer()
     assert mocap.get("mocap").stage_count is None
 
 
@@ -170,7 +174,9 @@ def test_options_are_readable_and_belong_to_one_object():
         "group_size": 8,
         "trigger": "balance",
         "moved": "newest",
+        "push": "write",
         "read_back": "stream",
+        "kv_free": "task",
     }
     assert mocap.get("mbkr").options()["trigger"] == "overflow"
 
@@ -241,7 +247,9 @@ def test_impossible_cuts_are_refused(sizes):
         [mocap.Move(0, 0, 2, 1, 1)],
         [mocap.Move(0, 0, 0, 1, 0)],
         [mocap.Move(0, 0, 0, 0, 1)],
-        [mocap.Move(0, 0, 0, 4, 1), mocap.Move(0, 0, 0, 2, 1)],
+        [mocap.Move(0, 0, 0, 4, 1), mocap.Move(0, 0, 0, 2, 1, pushed=1)],
+        [mocap.Move(0, 0, 1, 1, 1, pushed=0)],
+        [mocap.Move(0, 0, 0, 1, 1, pushed=2)],
     ],
 )
 def test_impossible_moves_are_refused(moves):

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,7 +12,7 @@ from tests.mocap.test_partition import llama_70b_stage
 from wafer_kernels.errors import CapacityError, ConfigError
 
 
-def setting_of(stages, chunks, capacity, page=1, kv=None, cost=lambda c, _: c):
+def setting_of(stages, chunks, capacity, page=1, kv=None, cost=lambda c, _: c, layers=()):
     capacities = (capacity,) * stages if isinstance(capacity, int) else tuple(capacity)
     return mocap.Setting(
         stages=stages,
@@ -23,26 +24,39 @@ def setting_of(stages, chunks, capacity, page=1, kv=None, cost=lambda c, _: c):
         kv_capacity_bytes=capacities,
         hops=tuple(tuple(abs(a - b) for b in range(stages)) for a in range(stages)),
         link_bytes_per_cycle=64,
+        layers=layers,
     )
 
 
-def recount(cuts, moves, kv):
-    """Bytes per (stage, slot), counted anew at every slot from who is alive."""
+def recount(cuts, moves, kv, layers=()):
+    """Bytes per (stage, step of a slot), counted anew at every step from who is alive."""
     stages, total = len(kv), sum(map(len, cuts))
-    held = [[0] * (total + stages - 1) for _ in range(stages)]
-    for slot in range(total + stages - 1):
+    layers = layers or (1,) * stages
+    steps = max(layers)
+    held = [[0] * (total + stages - 1) * steps for _ in range(stages)]
+    for step in range((total + stages - 1) * steps):
         for stage in range(stages):
             index = 0
             for request, sizes in enumerate(cuts):
-                last = index + len(sizes) - 1
+                final = index + len(sizes) - 1 + stage
                 for chunk, tokens in enumerate(sizes):
-                    if index + chunk + stage <= slot <= last + stage:
-                        block = (request, stage, chunk)
-                        away = [m for m in moves if (m.request, m.stage, m.chunk) == block]
-                        held[stage][slot] += (tokens - sum(m.tokens for m in away)) * kv[stage]
-                        for move in away:
-                            held[move.host][slot] += move.tokens * kv[stage]
-                index = last + 1
+                    away = [
+                        m for m in moves if (m.request, m.stage, m.chunk) == (request, stage, chunk)
+                    ]
+                    begin = index + chunk + stage
+                    stays = [(stage, begin, final, tokens - sum(m.tokens for m in away))]
+                    for move in away:
+                        pushed = index + move.leaves + stage
+                        if move.leaves > chunk:
+                            stays.append((stage, begin, pushed, move.tokens))
+                        stays.append((move.host, pushed, final, move.tokens))
+                    for region, first, last, kept in stays:
+                        for layer in range(layers[stage]):
+                            comes = first * steps + layer * steps // layers[stage]
+                            goes = last * steps + (layer + 1) * steps // layers[stage]
+                            if comes <= step < goes:
+                                held[region][step] += kept * kv[stage] // layers[stage]
+                index += len(sizes)
     return held
 
 
@@ -141,6 +155,8 @@ def test_optimal_moves_fewer_byte_hops_than_pairs():
         (131_072, 16, "rectangular", 0.6217, 1.233),
         (131_072, 16, "causal", 0.6298, 1.227),
         (32_768, 16, "rectangular", 0.5572, 1.284),
+        (32_768, 16, "causal", 0.5589, 1.283),
+        (131_072, 8, "rectangular", 0.6148, 1.239),
         (131_072, 8, "causal", 0.6298, 1.227),
     ],
 )
@@ -178,15 +194,33 @@ def test_traffic_of_pairs():
 # plans hold on any capacities
 
 
+@pytest.mark.parametrize("requests", [1, 3])
+@pytest.mark.parametrize(("layers", "stages"), [(1, 8), (4, 8), (5, 8), (5, 16)])
+def test_pairs_reach_their_bound_by_layers(layers, stages, requests):
+    """Uniform, M = N: alone M - 1 chunks and a layer, a pair 3N/2 - 2 and two layers."""
+    page, kv, budget = 4, layers, 16_384 * layers
+    setting = setting_of(stages, stages, budget, page, (kv,) * stages, layers=(layers,) * stages)
+    alone = 1 / (stages - 1 + 1 / layers)
+    paired = 2 / (3 * stages / 2 - 2 + 2 / layers)
+    rounding = 3 * stages * page / 16_384
+    for name, share in (("uniform", alone), ("mbkr", paired)):
+        policy = mocap.get(name, {"kv_free": "layer"})
+        reached = reallocation.max_tokens(policy, setting, requests) / (16_384 * stages)
+        assert share * (1 - rounding) <= reached <= share
+
+
 @st.composite
 def plans(draw):
     stages = draw(st.integers(1, 7))
     sizes = st.lists(st.integers(1, 60), min_size=1, max_size=6)
     cuts = draw(st.lists(sizes, min_size=1, max_size=3))
+    layers = draw(st.sampled_from([(), tuple(draw(st.integers(1, 4)) for _ in range(stages))]))
     kv = tuple(draw(st.integers(0, 3)) for _ in range(stages))
+    kv = tuple(size * count for size, count in zip(kv, layers or (1,) * stages, strict=True))
     largest = max(map(sum, cuts))
-    capacity = [draw(st.integers(largest // 2, 4 * largest)) for _ in range(stages)]
-    setting = setting_of(stages, 1, capacity, draw(st.integers(1, 16)), kv)
+    depth = max(layers, default=1)
+    capacity = [draw(st.integers(largest // 2, 4 * largest * depth)) for _ in range(stages)]
+    setting = setting_of(stages, 1, capacity, draw(st.integers(1, 16)), kv, layers=layers)
     members = draw(
         st.sampled_from(
             [
@@ -205,26 +239,23 @@ def plans(draw):
 def test_plans_fit_and_conserve(drawn, trigger, moved):
     cuts, setting, members = drawn
     kv, capacity = setting.kv_bytes_per_token, setting.kv_capacity_bytes
-    own = np.array(recount(cuts, [], kv))
+    own = np.array(recount(cuts, [], kv, setting.layers))
     try:
-        moves = reallocation.plan(cuts, setting, members, trigger, moved)
+        moves = reallocation.plan(cuts, setting, members, trigger, moved, setting.layers)
     except CapacityError as error:
         short = error.details
     else:
         short = None
     if short is not None:
-        grouped = next((some for some in members if short["stage"] in some), [short["stage"]])
-        rounding = max(kv) * setting.page_tokens * len(grouped)
-        held = sum(own[member][short["slot"]] for member in grouped)
-        assert held > sum(capacity[member] for member in grouped) - rounding
         assert short["short_bytes"] > 0
+        if not setting.layers:
+            grouped = next((some for some in members if short["stage"] in some), [short["stage"]])
+            rounding = max(kv) * setting.page_tokens * len(grouped)
+            held = sum(own[member][short["slot"]] for member in grouped)
+            assert held > sum(capacity[member] for member in grouped) - rounding
         return
-    fixed = SimpleNamespace(name="drawn", reallocate=lambda *_: moves)
-    assert mocap.move(fixed, cuts, setting) == moves  # hosts, chunks and amounts exist
-    held = reallocation.occupancy(cuts, moves, kv)
-    assert held.tolist() == recount(cuts, moves, kv)
+    held = holds(cuts, moves, setting)
     assert (held.sum(axis=0) == own.sum(axis=0)).all()
-    assert (held.max(axis=1) <= capacity).all()
     group = {stage: some for some in members for stage in some}
     for one in moves:
         assert one.host in group[one.stage]
@@ -233,16 +264,87 @@ def test_plans_fit_and_conserve(drawn, trigger, moved):
         assert moves == []
 
 
+def holds(cuts, moves, setting):
+    """Bytes (stage, step) under moves that exist and fit."""
+    fixed = SimpleNamespace(name="drawn", reallocate=lambda *_: moves)
+    assert mocap.move(fixed, cuts, setting) == moves  # hosts, chunks and amounts exist
+    kv, layers = setting.kv_bytes_per_token, setting.layers
+    held = reallocation.occupancy(cuts, moves, kv, layers)
+    assert held.tolist() == recount(cuts, moves, kv, layers)
+    assert (held.max(axis=1) <= setting.kv_capacity_bytes).all()
+    return held
+
+
+@settings(max_examples=60, deadline=None)
+@given(plans(), st.sampled_from(["overflow", "balance"]), st.sampled_from(["newest", "oldest"]))
+def test_late_pushes_fit_and_could_not_be_later(drawn, trigger, moved):
+    cuts, setting, members = drawn
+    layers, page = setting.layers, setting.page_tokens
+    try:
+        at_write = reallocation.plan(cuts, setting, members, trigger, moved, layers)
+    except CapacityError:
+        return
+    late = reallocation.postpone(at_write, cuts, setting, layers)
+    holds(cuts, late, setting)
+
+    def per_block(moves):
+        found = {}
+        for one in moves:
+            key = (one.request, one.stage, one.chunk, one.host)
+            found[key] = found.get(key, 0) + one.tokens
+        return found
+
+    before, after = per_block(at_write), per_block(late)
+    assert all(tokens <= before[key] for key, tokens in after.items())
+    for place, one in enumerate(late):
+        others = late[:place] + late[place + 1 :]
+        chunks = len(cuts[one.request])
+        part = min(page, one.tokens)
+        rest = [replace(one, tokens=one.tokens - part)] if one.tokens > part else []
+        later = one.leaves + 1
+        longer = [replace(one, tokens=part, pushed=later)] if later < chunks - 1 else []
+        kv = setting.kv_bytes_per_token
+        if kv[one.stage] == 0:
+            continue
+        held = reallocation.occupancy(cuts, [*others, *rest, *longer], kv, layers)
+        assert held[one.stage].max() > setting.kv_capacity_bytes[one.stage]
+
+
+def remote_reads(moves, cuts):
+    """Tokens read from hosts, once a chunk that comes after the one with which they left."""
+    return sum(one.tokens * (len(cuts[one.request]) - 1 - one.leaves) for one in moves)
+
+
+def test_the_oldest_chunks_are_read_back_less_if_they_leave_late():
+    """Uniform, M = N: what moves is the same, and later chunks alone read it from the host."""
+    cuts, setting = [[100] * 16], setting_of(16, 16, 1200)
+    pairs = reallocation.pairs(16)
+    at_write = reallocation.plan(cuts, setting, pairs, moved="oldest")
+    late = reallocation.postpone(at_write, cuts, setting)
+    assert sum(one.tokens for one in late) == sum(one.tokens for one in at_write)
+    first = [one for one in late if one.stage == 0 and one.chunk < 4]
+    assert [one.leaves for one in first] == [13, 12, 12, 11]
+    newest = reallocation.plan(cuts, setting, pairs)
+    assert reallocation.postpone(newest, cuts, setting) == newest  # never before it is needed
+    assert remote_reads(late, cuts) < remote_reads(at_write, cuts) / 2
+
+
+def test_what_always_has_room_is_not_pushed():
+    policy = mocap.get("mbkr", {"trigger": "balance", "push": "late"})
+    assert policy.reallocate([[100] * 8], setting_of(8, 8, 800)) == []
+    assert policy.reallocate([[100] * 8], setting_of(8, 8, 700)) != []
+
+
 @settings(max_examples=30, deadline=None)
 @given(plans())
 def test_optimal_plans_fit(drawn):
     cuts, setting, _ = drawn
     try:
-        moves = reallocation.optimal(cuts, setting)
+        moves = reallocation.optimal(cuts, setting, setting.layers)
     except CapacityError:
         return
-    held = reallocation.occupancy(cuts, moves, setting.kv_bytes_per_token)
-    assert (held.max(axis=1) <= setting.kv_capacity_bytes).all()
+    holds(cuts, moves, setting)
+    holds(cuts, reallocation.postpone(moves, cuts, setting, setting.layers), setting)
 
 
 def test_nothing_moves_while_everything_fits():

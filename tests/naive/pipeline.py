@@ -1,7 +1,8 @@
 """A pipeline of objects on a clock that ticks cycle by cycle; an admission that tries all slots.
 
 ``tasks`` has the fields of the kernel's ``Tasks``: arrival[i], last[i], duration[k][i],
-handoff[k][i], host[k][g], need[k][g][i], capacity[k][i].
+handoff[k][i], host[k][g], need[k][g][i], leave[k][i], layers[k], capacity[k][i]. What is granted,
+held and freed is one layer of one task on one stage: a ``Layer``.
 """
 
 
@@ -16,118 +17,177 @@ def requests(tasks):
     return groups
 
 
-class Task:
-    """Chunk i on stage k."""
+def most_layers(tasks):
+    return max(int(layers) for layers in tasks.layers)
 
-    def __init__(self, tasks, k, i):
-        self.stage, self.number = k, i
+
+def moments(tasks, k, j):
+    """Sub-slots of its slot in which layer j of a task on stage k begins and has ended."""
+    layers, steps = int(tasks.layers[k]), most_layers(tasks)
+    return j * steps // layers, (j + 1) * steps // layers
+
+
+def stays(tasks, k, i, j):
+    """What layer j of task i on stage k takes: (host, quanta)."""
+    layers = int(tasks.layers[k])
+    found = {}
+    for g, host in enumerate(tasks.host[k]):
+        found[int(host)] = found.get(int(host), 0) + int(tasks.need[k][g][i]) // layers
+    return found
+
+
+class Layer:
+    """Layer j of chunk i on stage k."""
+
+    def __init__(self, tasks, k, i, j):
+        self.stage, self.task, self.number = k, i, j
         self.request = next(group for group in requests(tasks) if i in group)
-        self.duration, self.handoff = int(tasks.duration[k][i]), int(tasks.handoff[k][i])
-        self.needs = {}
-        for g, host in enumerate(tasks.host[k]):
-            self.needs[int(host)] = self.needs.get(int(host), 0) + int(tasks.need[k][g][i])
-        self.ready = self.start = self.end = None
-        self.memory_wait = 0
+        layers, cycles = int(tasks.layers[k]), int(tasks.duration[k][i])
+        self.duration = cycles * (j + 1) // layers - cycles * j // layers
+        self.needs = stays(tasks, k, i, j)
+        self.leaves = int(tasks.leave[k][i]) // layers
+        self.start = self.end = None
+        self.wait = 0
 
 
 class Pipeline:
-    """All tasks of all stages; ``slot`` orders the grants of memory."""
+    """All layers of all tasks on all stages; ``slot`` orders the grants of memory."""
 
     def __init__(self, tasks, slot):
         self.stages, self.count = len(tasks.duration), len(tasks.arrival)
         self.capacity = tasks.capacity
-        self.arrival = tasks.arrival
-        self.tasks = {
-            (k, i): Task(tasks, k, i) for k in range(self.stages) for i in range(self.count)
+        self.arrival, self.handoff = tasks.arrival, tasks.handoff
+        self.depth = [int(layers) for layers in tasks.layers]
+        self.layers = {
+            (k, i, j): Layer(tasks, k, i, j)
+            for k in range(self.stages)
+            for i in range(self.count)
+            for j in range(self.depth[k])
         }
-        self.order = {(k, i): (slot[i] + k, k) for k, i in self.tasks}
+        steps = most_layers(tasks)
+        self.order = {
+            (k, i, j): ((slot[i] + k) * steps + moments(tasks, k, j)[0], k)
+            for k, i, j in self.layers
+        }
         self.cycle = 0
         self.peak = [0] * self.stages
 
-    def ended(self, task):
-        return task.end is not None and task.end <= self.cycle
+    def first(self, k, i):
+        return self.layers[k, i, 0]
+
+    def final(self, k, i):
+        return self.layers[k, i, self.depth[k] - 1]
+
+    def ended(self, layer):
+        return layer.end is not None and layer.end <= self.cycle
 
     def at(self, stage):
         """The task that a stage is at or waits for."""
-        return sum(self.ended(self.tasks[stage, i]) for i in range(self.count))
+        return sum(self.ended(self.final(stage, i)) for i in range(self.count))
 
     def used(self, host):
-        """Quanta of all tasks that were granted and whose request has not left their stage."""
-        return sum(
-            task.needs.get(host, 0)
-            for task in self.tasks.values()
-            if task.start is not None and not self.ended(self.tasks[task.stage, task.request[-1]])
-        )
+        """Quanta of all layers that began and whose request has not left them on their stage."""
+        total = 0
+        for (k, _, j), layer in self.layers.items():
+            if layer.start is None:
+                continue
+            if self.ended(self.layers[k, layer.request[-1], j]):
+                continue
+            total += layer.needs.get(host, 0)
+            if host == k and self.ended(layer):
+                total -= layer.leaves
+        return total
 
     def promised(self, host, before):
         """Quanta of all grants to come that precede a grant in slot order."""
         return sum(
-            task.needs.get(host, 0)
-            for place, task in self.tasks.items()
-            if task.start is None and self.order[place] < self.order[before]
+            layer.needs.get(host, 0)
+            for place, layer in self.layers.items()
+            if layer.start is None and self.order[place] < self.order[before]
         )
 
     def input_ready(self, k, i):
         """When the input is there, None while that is not known."""
         if k == 0:
             return int(self.arrival[i])
-        before = self.tasks[k - 1, i]
+        before = self.final(k - 1, i)
         if before.end is None or before.end > self.cycle:
             return None
-        ready = before.end + before.handoff
+        ready = before.end + int(self.handoff[k - 1][i])
         if i > 0:
             ready = max(ready, self.input_ready(k, i - 1))
         return ready
 
-    def has_memory(self, k, i):
+    def has_memory(self, place):
         return all(
-            self.used(host) + need + self.promised(host, (k, i))
+            self.used(host) + need + self.promised(host, place)
             <= self.capacity[host][self.at(host)]
-            for host, need in self.tasks[k, i].needs.items()
+            for host, need in self.layers[place].needs.items()
             if need > 0
         )
 
+    def could_start_at(self, k, i, j):
+        """When the input and the stage are there, None while that is not known or not yet."""
+        if j > 0:
+            before = self.layers[k, i, j - 1]
+            return before.end if self.ended(before) else None
+        ready = self.input_ready(k, i)
+        if self.at(k) != i or ready is None or ready > self.cycle:
+            return None
+        return max(ready, self.final(k, i - 1).end if i > 0 else 0)
+
     def start_one(self):
-        """Start one task that can start now; False if there is none."""
-        for (k, i), task in self.tasks.items():
-            if task.start is not None or self.at(k) != i:
+        """Start one layer that can start now; False if there is none."""
+        for place, layer in self.layers.items():
+            if layer.start is not None:
                 continue
-            ready = self.input_ready(k, i)
-            if ready is None or ready > self.cycle or not self.has_memory(k, i):
+            able = self.could_start_at(*place)
+            if able is None or not self.has_memory(place):
                 continue
-            free = self.tasks[k, i - 1].end if i > 0 else 0
-            task.ready, task.start = ready, self.cycle
-            task.end = self.cycle + task.duration
-            task.memory_wait = self.cycle - max(free, ready)
+            layer.start, layer.end = self.cycle, self.cycle + layer.duration
+            layer.wait = self.cycle - able
             self.peak = [max(self.peak[x], self.used(x)) for x in range(self.stages)]
             return True
         return False
 
     def run(self):
         """Tick until all is done (True) or nothing will ever happen again (False)."""
-        while not all(self.ended(task) for task in self.tasks.values()):
+        while not all(self.ended(layer) for layer in self.layers.values()):
             while self.start_one():
                 pass
-            known = [self.input_ready(k, i) for k, i in self.tasks]
-            ends = [task.end for task in self.tasks.values()]
+            known = [self.input_ready(k, i) for k, i, j in self.layers if j == 0]
+            ends = [layer.end for layer in self.layers.values()]
             if not any(c is not None and c > self.cycle for c in known + ends):
-                return all(self.ended(task) for task in self.tasks.values())
+                return False
             self.cycle += 1
         return True
 
 
 def held(tasks, slot, stage, now):
-    """Quanta on a stage in slot ``now``, of the requests that ``slot`` (task -> slot) places."""
-    total = 0
-    for group in requests(tasks):
-        if group[0] not in slot:
-            continue
-        for home, hosts in enumerate(tasks.host):
-            for g, host in enumerate(hosts):
-                for i in group:
-                    if host == stage and slot[i] + home <= now <= slot[group[-1]] + home:
-                        total += tasks.need[home][g][i]
-    return total
+    """Most quanta on a stage in slot ``now``, of the requests that ``slot`` (task -> slot) places.
+
+    A layer's quanta are there from its beginning to the end of that layer in the request's last
+    task; what a task pushes away only to the end of the layer that pushes it.
+    """
+    steps = most_layers(tasks)
+    totals = []
+    for moment in range(now * steps, (now + 1) * steps):
+        total = 0
+        for group in requests(tasks):
+            if group[0] not in slot:
+                continue
+            for k in range(len(tasks.layers)):
+                for j in range(int(tasks.layers[k])):
+                    begin, end = moments(tasks, k, j)
+                    if moment >= (slot[group[-1]] + k) * steps + end:
+                        continue
+                    for i in group:
+                        if moment >= (slot[i] + k) * steps + begin:
+                            total += stays(tasks, k, i, j).get(stage, 0)
+                        if stage == k and moment >= (slot[i] + k) * steps + end:
+                            total -= int(tasks.leave[k][i]) // int(tasks.layers[k])
+        totals.append(total)
+    return max(totals)
 
 
 def shortages(tasks, slot):

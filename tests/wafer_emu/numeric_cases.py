@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any, ClassVar
 
 import numpy as np
+from hypothesis import strategies as st
 
 import mocap.policy
 from mocap.policy import Move, Policy, Request, Setting
@@ -95,17 +96,40 @@ def policy_of(name: str) -> Policy:
 
 @dataclass
 class Given(Policy):
-    """Cuts and moves as the test says."""
+    """Cuts and moves, and whether KV goes layer by layer, as the test says."""
 
     name: ClassVar[str] = "given"
     cuts: Sequence[int] = ()
     moves: Sequence[Move] = field(default_factory=list)
+    by_layer: bool = False
 
     def partition(self, request: Request, setting: Setting) -> list[int]:
         return list(self.cuts)
 
     def reallocate(self, cuts: Sequence[Sequence[int]], setting: Setting) -> list[Move]:
         return list(self.moves)
+
+    def frees_by_layer(self) -> bool:
+        return self.by_layer
+
+
+Case = tuple[list[int], list[Move]]
+
+
+@st.composite
+def moving_cases(draw: st.DrawFn, stages: int = 2) -> Case:
+    """Cuts, and moves between stages as chunks are written and as later ones are worked on."""
+    cuts = draw(st.lists(st.integers(1, 20), min_size=1, max_size=5))
+    moves = []
+    for stage in range(stages):
+        for chunk, tokens in enumerate(cuts):
+            host, moved = draw(st.integers(0, stages - 1)), draw(st.integers(0, tokens))
+            later = draw(st.integers(0, moved))
+            pushed = draw(st.integers(chunk, len(cuts) - 1))
+            if host != stage:
+                moves += [Move(0, stage, chunk, moved - later, host)] if moved > later else []
+                moves += [Move(0, stage, chunk, later, host, pushed)] if later else []
+    return cuts, moves
 
 
 def computed(

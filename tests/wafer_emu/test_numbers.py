@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mocap.policy import Move
+import mocap.policy
+from mocap.policy import Move, Policy
 from tests.wafer_emu.numeric_cases import (
     CONFIGS,
     POLICIES,
@@ -21,6 +22,7 @@ from tests.wafer_emu.numeric_cases import (
     error,
     expected,
     model_of,
+    moving_cases,
     policy_of,
     prompt,
     weights_of,
@@ -73,20 +75,14 @@ def test_every_policy(policy: str) -> None:
 def test_the_answer_does_not_depend_on_cuts_places_or_moves(data: st.DataObject) -> None:
     names = ["llama-gqa", "llama-mha-tied", "mistral-window", "deepseek", "llama-biases-gelu"]
     model = model_of(data.draw(st.sampled_from(names)))
-    cuts = data.draw(st.lists(st.integers(1, 20), min_size=1, max_size=5))
     stages = data.draw(st.integers(1, 4))
     rows, columns = data.draw(st.sampled_from([(1, 1), (1, 4), (4, 1), (2, 2), (2, 1), (1, 3)]))
     stages = min(stages, (4 // rows) * (4 // columns))
-    moves = []
-    for stage in range(stages):
-        for chunk, tokens in enumerate(cuts):
-            host, moved = data.draw(st.integers(0, stages - 1)), data.draw(st.integers(0, tokens))
-            if host != stage and moved:
-                moves.append(Move(0, stage, chunk, moved, host))
+    cuts, moves = data.draw(moving_cases(stages))
     run = computed(
         model,
         sum(cuts),
-        Given(cuts, moves),
+        Given(cuts, moves, data.draw(st.booleans())),
         stages=stages,
         region=(rows, columns),
         chunks=None,
@@ -119,6 +115,8 @@ def test_where_kv_and_regions_lie_does_not_change_a_bit() -> None:
         computed(model, TOKENS, "uniform", embedding="first-stage"),
         computed(model, TOKENS, "uniform", placement="folded-ring"),
         computed(model, TOKENS, Given(plain.plan.cuts[0]), chunks=None),
+        computed(model, TOKENS, Given(plain.plan.cuts[0], [], True), chunks=None),
+        computed(model, TOKENS, Given(plain.plan.cuts[0], [Move(0, 1, 0, 5, 3, 2)]), chunks=None),
     ):
         np.testing.assert_array_equal(other.logits, plain.logits)
         for one, two in zip(other.kv, plain.kv, strict=True):
@@ -162,12 +160,21 @@ def test_another_prefix_gives_another_answer() -> None:
     assert error(run.logits, expected(model, TOKENS).logits[prefix:]) > 1e-2
 
 
-@pytest.mark.parametrize("policy", ["gpipe", "mocap"])
-def test_requests_in_a_stream_keep_their_own_kv(policy: str) -> None:
+@pytest.mark.parametrize(
+    "policy",
+    [
+        policy_of("gpipe"),
+        policy_of("mocap"),
+        mocap.policy.get("mbkr", {"trigger": "balance", "kv_free": "layer"}),
+        Given([9, 8, 7], [Move(0, 1, 0, 5, 3, 1)], True),
+    ],
+    ids=["gpipe", "mocap", "by layer", "pushed late"],
+)
+def test_requests_in_a_stream_keep_their_own_kv(policy: Policy) -> None:
     model = model_of("llama-gqa")
     prompts = [prompt(model, 24, seed) for seed in range(3)]
     run = emulate(
-        TINY, model, Workload.equal(3, 24), policy_of(policy), numbers=weights_of(model),
+        TINY, model, Workload.equal(3, 24), policy, numbers=weights_of(model),
         token_ids=prompts, logits="all", stages=4, chunks=3,
     )  # fmt: skip
     assert run.numbers is not None

@@ -10,9 +10,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.wafer_emu.numeric_cases import CONFIGS, Given, computed, model_of, prompt, weights_of
-from wafer_emu import stage_attention
+from mocap.policy import Move
+from tests.wafer_emu.numeric_cases import (
+    CONFIGS,
+    Case,
+    Given,
+    computed,
+    model_of,
+    moving_cases,
+    prompt,
+    weights_of,
+)
+from wafer_emu import kv_cache, stage_attention
 from wafer_emu.arena import Area, Arena
+from wafer_emu.kv_cache import KvCache
 from wafer_emu.numbers import compute
 from wafer_emu.placement import Region
 from wafer_emu.values import Numbers
@@ -31,6 +42,17 @@ def numbers_of(run: Any) -> Numbers:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_peak_of_every_core_is_the_ledgers(name: str, dtype: str) -> None:
     run = computed(model_of(name, dtype), TOKENS, "mocap")
+    for found, book in zip(numbers_of(run).peak_bytes, run.books.cores, strict=True):
+        np.testing.assert_array_equal(found, book.peak)
+
+
+@settings(max_examples=25, deadline=None)
+@given(case=moving_cases(), by_layer=st.booleans())
+def test_peaks_of_kv_that_moves_late_and_goes_layer_by_layer(case: Case, by_layer: bool) -> None:
+    cuts, moves = case
+    policy = Given(cuts, moves, by_layer)
+    run = computed(model_of("llama-gqa"), sum(cuts), policy, stages=2, chunks=None)
+    assert all(each["holds"] for each in run.summary["invariants"])
     for found, book in zip(numbers_of(run).peak_bytes, run.books.cores, strict=True):
         np.testing.assert_array_equal(found, book.peak)
 
@@ -75,11 +97,32 @@ def test_a_skipped_migration_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {"core", "block", "cycle"} <= set(caught.value.details)
 
 
+def test_a_skipped_push_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_cache, "relocate", lambda *_: None)
+    moves = [Move(0, 0, 0, 9, 1, pushed=1)]
+    with pytest.raises(KernelError, match=NAMED + "KV block .* never written") as caught:
+        computed(model_of("llama-gqa"), 45, Given([15] * 3, moves), stages=2, chunks=None)
+    assert caught.value.details["block"][2] in range(6, 15)  # the last 9 of the chunk left
+
+
+def test_a_layer_freed_too_early_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers that go one by one, all as the first has passed."""
+    free = KvCache.free
+
+    def all_of_them(self: KvCache, layers: slice) -> None:
+        if layers.start == 0:
+            free(self, slice(0, self.core.shape[0]))
+
+    monkeypatch.setattr(KvCache, "free", all_of_them)
+    with pytest.raises(KernelError, match=NAMED + "KV block .* freed since"):
+        computed(model_of("llama-gqa"), 45, Given([15] * 3, [], True), stages=2, chunks=None)
+
+
 def test_a_read_before_arrival_is_seen() -> None:
     model = model_of("llama-gqa")
     run = computed(model, TOKENS)
-    schedule = run.schedule._replace(end=run.schedule.end.copy(), start=run.schedule.start.copy())
-    schedule.end[3, 0] = schedule.start[3, 1] + 1  # chunk 0 ends after chunk 1 started
+    schedule = run.schedule._replace(layer_end=run.schedule.layer_end.copy())
+    schedule.layer_end[3, 0] = schedule.start[3, 1] + 1  # chunk 0 ends after chunk 1 started
     with pytest.raises(KernelError, match=NAMED + "KV block .* has not arrived yet") as caught:
         _again(run, model, schedule)
     assert caught.value.details["cycle"] == schedule.start[3, 1]
@@ -97,10 +140,10 @@ def test_an_input_that_comes_too_late_is_seen() -> None:
 def test_an_input_that_was_never_sent_is_seen() -> None:
     model = model_of("llama-gqa")
     run = computed(model, TOKENS)
-    start = run.schedule.start.copy()
+    start = run.schedule.layer_start.copy()
     start[2, 0], run.schedule.input_ready[2, 0] = 0, 0
     with pytest.raises(KernelError, match=r"stage 2 starts chunk 0 .* nothing was sent"):
-        _again(run, model, run.schedule._replace(start=start))
+        _again(run, model, run.schedule._replace(layer_start=start))
 
 
 def _again(run: Any, model: Any, schedule: Any) -> Numbers:

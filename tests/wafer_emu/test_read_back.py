@@ -20,7 +20,8 @@ FLOAT = 4  # bytes of the model's own type and of partial results
 
 def plan_of(**options: object) -> Plan:
     policy = mocap.policy.get("mbkr", {"trigger": "balance", **options})
-    asked = Options(stages=STAGES, chunks=CHUNKS)
+    budget = 200 * 2 * MODEL.kv_heads * MODEL.head_dim * FLOAT * MODEL.layers // STAGES
+    asked = Options(stages=STAGES, chunks=CHUNKS, kv_budget=budget)
     return make_plan(WAFER, MODEL, Workload.single(TOKENS), policy, asked)
 
 
@@ -28,14 +29,17 @@ def remote_tokens(plan: Plan, stage: int, chunk: int) -> dict[int, int]:
     """Tokens of earlier chunks that live with each other stage."""
     found: dict[int, int] = defaultdict(int)
     for move in plan.moves:
-        if move.stage == stage and move.chunk < chunk:
+        if move.stage == stage and move.leaves < chunk:
             found[move.host] += move.tokens
     return found
 
 
+@pytest.mark.parametrize("push", ["write", "late"])
 @pytest.mark.parametrize("read_back", ["stream", "attend"])
-def test_bytes_and_hops(read_back: str) -> None:
-    plan = plan_of(read_back=read_back)
+def test_bytes_and_hops(read_back: str, push: str) -> None:
+    """KV that leaves with a chunk goes over the links then; later chunks read it from its host."""
+    plan = plan_of(read_back=read_back, push=push)
+    assert any(move.leaves > move.chunk for move in plan.moves) == (push == "late")
     hops = plan.deployment.placement.hops()
     layers = MODEL.layers // STAGES
     kv = 2 * MODEL.kv_heads * MODEL.head_dim * FLOAT
@@ -53,7 +57,7 @@ def test_bytes_and_hops(read_back: str) -> None:
                 byte_hops += size * layers * hops[stage][host]
             written = 0
             for move in plan.moves:
-                if (move.stage, move.chunk) == (stage, chunk):
+                if (move.stage, move.leaves) == (stage, chunk):
                     written += move.tokens * kv * layers
                     byte_hops += move.tokens * kv * layers * hops[stage][move.host]
             transfers = plan.transfers[stage][chunk]

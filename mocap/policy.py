@@ -174,6 +174,10 @@ class Policy:
         """Whether queries go to KV that lives away from home, instead of the KV to them."""
         return False
 
+    def asked_tile(self) -> int | None:
+        """Longest token tile of a request that streams, where one is asked for [tokens]."""
+        return None
+
     @classmethod
     def option_types(cls) -> dict[str, Any]:
         """Type of every option of this policy, by name."""

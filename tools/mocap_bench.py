@@ -10,10 +10,11 @@ import numpy as np
 
 import mocap.policy
 from mocap.policy import Policy
+from wafer_emu.deployment import LEANEST
 from wafer_emu.engine import run_plan
 from wafer_emu.model import Model
 from wafer_emu.options import Options
-from wafer_emu.plan import LEANEST, Plan, make_plan
+from wafer_emu.plan import Plan, make_plan
 from wafer_emu.stage_clocks import Shelf
 from wafer_emu.wafer import Wafer
 from wafer_emu.workload import Workload

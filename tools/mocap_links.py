@@ -38,11 +38,12 @@ class IgnoringMocap(Reallocating, Lbcp):
 def _layouts(bench: Bench) -> Iterator[tuple[str, Options]]:
     """The likely layout of the paper, and one in which no link between dies lies inside a stage."""
     stages, chunks = bench.layouts[0]
-    yield f"N = {stages}, M = {chunks}", Options(stages=stages, chunks=chunks, kv_tier="sram")
+    on_cores = Options(stages=stages, chunks=chunks, kv_tier="sram", activations_tier="sram")
+    yield f"N = {stages}, M = {chunks}", on_cores
     die = (bench.wafer.die.core_rows, bench.wafer.die.core_columns)
     stages = min(bench.wafer.dies, bench.model.layers) // 2 * 2
     if stages > bench.layouts[0][0]:
-        options = Options(stages=stages, chunks=stages, region=die, kv_tier="sram")
+        options = replace(on_cores, stages=stages, chunks=stages, region=die)
         yield f"N = M = {stages}, a die each", options
 
 

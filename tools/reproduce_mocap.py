@@ -4,7 +4,7 @@ python tools/reproduce_mocap.py [SECTION ...] [--wafer A,B] [--models A,B] [--to
                                 [--layouts 8x8,8x16] [--figures FOLDER] [--markdown | --json]
 
 claims     latency and throughput of mocap over gpipe, beside the ideal N M / (N + M - 1); the same
-           with masked tiles charged, and with memory no matter
+           with masked tiles charged, with memory no matter, and with gpipe's tile L / M
 ablation   what chunking alone, LBCP and MBKR each buy, and what the moves cost in latency
 coupling   what pairs can hold of even chunks and of LBCP's, which are longest in front
 bounds     longest prompts under a KV budget alone: pairs, mirror, groups, optimal; and pairs under
@@ -23,7 +23,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import astuple, replace
 from functools import partial
 from pathlib import Path
 
@@ -62,6 +62,16 @@ def _ratio(bench: Bench, tokens: int, options: Options) -> float:
     return gpipe / mocap
 
 
+def _coarse_gpipe(bench: Bench, tokens: int, options: Options) -> float | None:
+    """Latency of gpipe in tiles as long as mocap's mean chunk [s]; None if they do not fit."""
+    assert isinstance(options.chunks, int)
+    tile = {"tile_tokens": -(-tokens // options.chunks)}
+    try:
+        return bench.seconds(bench.plan("gpipe", tokens, replace(options, policy=tile)))
+    except CapacityError:
+        return None
+
+
 def claims(bench: Bench, lengths: Sequence[int]) -> Iterator[Row]:
     """Mocap over gpipe for one request, causal skip on, and off beside it."""
     for tokens in lengths:
@@ -80,6 +90,7 @@ def claims(bench: Bench, lengths: Sequence[int]) -> Iterator[Row]:
                 yield {**row, "binds": f"{asked}: {binds(error)}"}
                 continue
             slow, fast = (bench.seconds(each) for each in (whole, cut))
+            coarse = _coarse_gpipe(bench, tokens, options)
             yield {
                 **row,
                 "gpipe [s]": slow,
@@ -90,12 +101,19 @@ def claims(bench: Bench, lengths: Sequence[int]) -> Iterator[Row]:
                 "share of ideal [%]": 100 * slow / fast / ideal,
                 "skip off [%]": 100 * masked / ideal,
                 "memory aside [%]": 100 * roomy / ideal,
+                "gpipe's tile L/M [%]": None if coarse is None else 100 * coarse / fast / ideal,
                 "tile gpipe": whole.deployment.tile_tokens,
                 "tile mocap": cut.deployment.tile_tokens,
-                "weights": cut.deployment.tiers.weights,
-                "KV gpipe": whole.deployment.tiers.kv,
-                "KV mocap": cut.deployment.tiers.kv,
+                "attention gpipe [kB]": whole.deployment.clocks[0].attention_bytes / 1e3,
+                "attention mocap [kB]": cut.deployment.clocks[0].attention_bytes / 1e3,
+                "tiers gpipe": _tiers(whole),
+                "tiers mocap": _tiers(cut),
             }
+
+
+def _tiers(plan: Plan) -> str:
+    """Where weights, KV and activations live."""
+    return " ".join(astuple(plan.deployment.tiers))
 
 
 def ablation(bench: Bench, lengths: Sequence[int]) -> Iterator[Row]:
@@ -153,7 +171,7 @@ def ledger(bench: Bench, lengths: Sequence[int]) -> Iterator[Row]:
     ``static``: what lending of permanent surplus would hold, as if all stages peaked at once.
     """
     for stages, chunks in bench.layouts:
-        options = Options(stages=stages, chunks=chunks, kv_tier="sram")
+        options = Options(stages=stages, chunks=chunks, kv_tier="sram", activations_tier="sram")
         policies = {name: mocap.policy.get(name) for name in LEDGER_POLICIES}
         policies |= {
             f"mbkr, {name}": mocap.policy.get("mbkr", partner)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
+from wafer_emu.die_memory import stream_bytes
 from wafer_emu.model import dtype_bytes
 from wafer_emu.plan import Plan
 from wafer_emu.program import Operation, Task, lower
@@ -81,10 +82,26 @@ class Activity:
                 total = total.plus(one.times(count))
             whole, placed = deployment.scale
             total = Work(*(each * whole // placed for each in total))
+            total = total.plus(self._stream_work(stage, task))
             for operation in self._ends(stage, task):
                 total = total.plus(operation_work(clock, operation))
             self._work[key] = total
         return self._work[key]
+
+    def _stream_work(self, stage: int, task: int) -> Work:
+        """Die memory's part in the residual stream: written and read by every layer, tile by tile.
+
+        A chunk of one tile is only written as it arrives, and read as its task starts. What the
+        last layer writes is counted here and not where it arrives.
+        """
+        deployment, tokens = self.plan.deployment, int(self.plan.tokens[task])
+        if deployment.tiers.activations == "sram":
+            return Work()
+        layers = 1
+        if deployment.passes_die_memory(tokens):
+            whole, placed = deployment.scale
+            layers = -(-deployment.stages[stage].layers * whole // placed)
+        return Work(dram_bytes=2 * layers * stream_bytes(deployment.clocks[stage], tokens))
 
     def busy(self, stage: int, task: int) -> Int64:
         """Busy cycles of every core of a stage (rows, columns) for a task."""

@@ -83,7 +83,7 @@ class BlockAttention:
 
     def _block_cycles(self, keys: int) -> int:
         head, operation = self.head, self.operation
-        scores = gemm(head.grid, operation.chunk, operation.key_width, keys, "gemm-t").cycles
+        scores = gemm(head.timing_grid, operation.chunk, operation.key_width, keys, "gemm-t").cycles
         values = head.compute_shift(operation.chunk, keys, operation.value_width)
         summed = head.reduce(self.width, part(operation.chunk, head.region.rows, 0) * FLOAT_BYTES)
         softmax = (
@@ -105,9 +105,10 @@ class BlockAttention:
             return 0
         head, operation = self.head, self.operation
         elements = part(keys, head.region.rows, 0) * (operation.key_width + operation.value_width)
-        rate, hop = self.clock.slowest_link
+        link = self.clock.slowest_link
+        arriving = link.transfer_cycles(elements * head.grid.element_bytes)
         ramps = 2 * self.clock.wafer.link.ramp_cycles
-        return -(-elements * head.grid.element_bytes // rate) + self.sharing_columns * hop + ramps
+        return arriving + self.sharing_columns * link.hop_cycles + ramps
 
     @property
     def row_bytes(self) -> int:

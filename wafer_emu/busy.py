@@ -178,7 +178,7 @@ def _key_block_busy(blocks: BlockAttention, keys: int) -> Int64:
     """Busy cycles of the cores of one head on one block of keys."""
     head, operation = blocks.head, blocks.operation
     chunk, width = operation.chunk, operation.value_width
-    scores = gemm(head.grid, chunk, operation.key_width, keys, "gemm-t").busy_cycles
+    scores = gemm(head.timing_grid, chunk, operation.key_width, keys, "gemm-t").busy_cycles
     softmax = _vector_busy(head, chunk, keys, SCORE_OPERATIONS)
     rescale = _vector_busy(head, chunk, width, RESCALE_OPERATIONS)
     return scores + softmax + rescale + _compute_shift_busy(head, chunk, keys, width)

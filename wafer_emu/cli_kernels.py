@@ -146,7 +146,7 @@ def gemm(
     from wafer_kernels.systolic import peak_macs_per_cycle
 
     fabric = Wafer.load(wafer)
-    cost, detail = _grid(fabric, grid, dtype_bytes(dtype))
+    cost, detail, shares = _grid(fabric, grid, dtype_bytes(dtype))
     timing = time_gemm(
         cost, m, k, n, algorithm, aligned_a=not align_a, aligned_b=not align_b, detail=detail
     )
@@ -163,7 +163,7 @@ def gemm(
         "busiest_core_cycles": int(timing.busy_cycles.max()),
         "mean_busy_cycles": float(timing.busy_cycles.mean()),
         "longest_stall_cycles": int(timing.stall_cycles.max()),
-        "noc_byte_hops": timing.byte_hops,
+        "noc_byte_hops": timing.byte_hops // shares,
     }
     title = (
         f"C[{m:,}, {n:,}] = A[{m:,}, {k:,}] B[{k:,}, {n:,}], {algorithm} on {grid[0]}x{grid[1]} "
@@ -194,7 +194,7 @@ def collective(
     wafer
         Name of a preset (show wafers), or FILE.toml.
     """
-    from wafer_emu.clock import slowest_link
+    from wafer_emu.links import slowest_link
     from wafer_emu.placement import Region
     from wafer_emu.wafer import Wafer
     from wafer_kernels.collective import collective as time_collective
@@ -204,9 +204,9 @@ def collective(
         raise UsageError(
             f"{pes:,} cores in a row: a row of {fabric.name} has {fabric.core_columns:,}"
         )
-    rate, hop_cycles = slowest_link(fabric, Region(0, 0, 1, pes))
-    wavelets = -(-payload // rate)
-    timing = time_collective(pattern, pes, wavelets, fabric.link.ramp_cycles, hop_cycles)
+    link = slowest_link(fabric, Region(0, 0, 1, pes))
+    wavelets = link.transfer_cycles(payload)
+    timing = time_collective(pattern, pes, wavelets, fabric.link.ramp_cycles, link.hop_cycles)
     moving = timing.serialisation_cycles / timing.cycles if timing.cycles else None
     result = {
         "cycles": timing.cycles,
@@ -220,11 +220,15 @@ def collective(
     return Answer(result, lambda: _report(title, result))
 
 
-def _grid(wafer: Wafer, shape: tuple[int, int], element_bytes: int) -> tuple[GridCost, GridDetail]:
+def _grid(
+    wafer: Wafer, shape: tuple[int, int], element_bytes: int
+) -> tuple[GridCost, GridDetail, int]:
     """Cores and links of the wafer's first rows and columns, with the dies' edges where they lie.
 
-    The cores along a die's edge share its link.
+    The cores along a die's edge share its link. Bytes are counted in shares, so many of them a
+    byte, that an edge core's part of the link is a whole number of.
     """
+    from wafer_emu.links import LinkRate, edge_share, in_shares_of_a_byte
     from wafer_emu.tiling import core_cost
     from wafer_kernels.mesh import GridCost, even_detail
 
@@ -234,7 +238,7 @@ def _grid(wafer: Wafer, shape: tuple[int, int], element_bytes: int) -> tuple[Gri
             f"a grid of {rows}x{columns} cores does not fit on {wafer.name}, which has "
             f"{wafer.core_rows}x{wafer.core_columns}"
         )
-    core, link, edge = wafer.core, wafer.link, wafer.die_link
+    core, link = wafer.core, wafer.link
     cost = GridCost(
         rows=rows,
         columns=columns,
@@ -246,19 +250,20 @@ def _grid(wafer: Wafer, shape: tuple[int, int], element_bytes: int) -> tuple[Gri
         ramp_cycles=link.ramp_cycles,
         shared_ramp=0,
     )
+    if wafer.die_link is None:
+        return cost, even_detail(cost), 1
+    across, down = edge_share(wafer, wafer.die.core_rows), edge_share(wafer, wafer.die.core_columns)
+    shares = math.lcm(across.cycles, down.cycles)
+    within = LinkRate(link.bytes_per_cycle * shares, shares, link.hop_cycles)
+    cost = in_shares_of_a_byte(cost, within)
     detail = even_detail(cost)
-    if edge is not None:
-        latency = math.ceil(edge.latency_seconds * core.clock_hz)
-        for rate, extra, step, sharing in (
-            (detail.x_link_bytes_per_cycle, detail.x_link_extra_cycles,
-             wafer.die.core_columns, wafer.die.core_rows),
-            (detail.y_link_bytes_per_cycle, detail.y_link_extra_cycles,
-             wafer.die.core_rows, wafer.die.core_columns),
-        ):  # fmt: skip
-            share = max(1, edge.bytes_per_second // (sharing * core.clock_hz))
-            rate[step - 1 :: step] = min(link.bytes_per_cycle, share)
-            extra[step - 1 :: step] = latency
-    return cost, detail
+    for rate, extra, step, edge in (
+        (detail.x_link_bytes_per_cycle, detail.x_link_extra_cycles, wafer.die.core_columns, across),
+        (detail.y_link_bytes_per_cycle, detail.y_link_extra_cycles, wafer.die.core_rows, down),
+    ):
+        rate[step - 1 :: step] = edge.bytes * shares // edge.cycles
+        extra[step - 1 :: step] = edge.hop_cycles - link.hop_cycles
+    return cost, detail, shares
 
 
 def _report(title: str, result: Mapping[str, Any]) -> RenderableType:

@@ -186,7 +186,7 @@ class Pipeline:
 @_group("Memory", 4)
 @dataclass(frozen=True, kw_only=True)
 class Memory:
-    """Where weights and KV live.
+    """Where weights, KV and waiting activations live.
 
     Parameters
     ----------
@@ -194,6 +194,9 @@ class Memory:
         Memory of the weights; auto: SRAM if they fit, else die DRAM if there is any.
     kv_tier
         Memory of the KV.
+    activations_tier
+        Memory of activations that wait: hand-off buffers, and what a chunk has beyond the tile in
+        work.
     weights_dtype
         Type of the stored weights. Default: the model's.
     kv_dtype
@@ -206,6 +209,7 @@ class Memory:
 
     weights_tier: Tier = "auto"
     kv_tier: Tier = "auto"
+    activations_tier: Tier = "auto"
     weights_dtype: Dtype | None = None
     kv_dtype: Dtype | None = None
     kv_budget: Bytes | None = None

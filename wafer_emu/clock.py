@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wafer_emu.block_attention import BlockAttention
+from wafer_emu.links import LinkRate, in_shares_of_a_byte, slowest_link
 from wafer_emu.model import Model, dtype_bytes
 from wafer_emu.placement import Region
 from wafer_emu.program import (
@@ -47,7 +48,7 @@ from wafer_kernels.collective import TWO_PHASE_REDUCE, allreduce_cycles
 from wafer_kernels.gemm import gemm
 from wafer_kernels.systolic import CoreCost, tile_cycles, vector_cycles
 
-__all__ = ["NORM_OPERATIONS", "Clock", "Tiers", "slowest_link"]
+__all__ = ["NORM_OPERATIONS", "Clock", "Tiers"]
 
 Int64 = npt.NDArray[np.int64]
 _AttentionPlan = tuple[AttentionCost, tuple[Any, ...], AttentionTiling]
@@ -76,20 +77,6 @@ def vector_shape(operation: Operation) -> tuple[int, int, int]:
     raise TypeError(f"not element-wise: {operation}")
 
 
-def slowest_link(wafer: Wafer, region: Region) -> tuple[int, int]:
-    """(bytes per cycle, cycles per hop) of the slowest link inside a region.
-
-    Where it has several dies that is a crossing, its bandwidth shared by the cores along an edge.
-    """
-    link, die = wafer.link, wafer.die_link
-    if die is None or region.dies(wafer) == (1, 1):
-        return link.bytes_per_cycle, link.hop_cycles
-    clock = wafer.core.clock_hz
-    lanes = max(wafer.die.core_rows, wafer.die.core_columns)
-    rate = max(1, min(link.bytes_per_cycle, die.bytes_per_second // (lanes * clock)))
-    return rate, link.hop_cycles + math.ceil(die.latency_seconds * clock)
-
-
 def alike(pieces: Iterable[tuple[int, int]]) -> Iterator[tuple[int, Int64]]:
     """Pieces (size, tokens before) by size: (size, all tokens before) of each."""
     before: dict[int, list[int]] = {}
@@ -101,10 +88,19 @@ def alike(pieces: Iterable[tuple[int, int]]) -> Iterator[tuple[int, Int64]]:
 
 @dataclass(frozen=True)
 class Tiers:
-    """Which memory holds weights and KV of a stage: ``sram`` or ``dram``."""
+    """Which memory holds a stage's weights, KV and waiting activations: ``sram`` or ``dram``.
+
+    Activations wait in the hand-off buffer and in the residual stream beyond the tile in work.
+    """
 
     weights: str = "sram"
     kv: str = "sram"
+    activations: str = "sram"
+
+    @property
+    def in_die_memory(self) -> bool:
+        """Whether anything lives in die memory."""
+        return "dram" in (self.weights, self.kv, self.activations)
 
 
 @dataclass(eq=False)
@@ -125,27 +121,31 @@ class Clock:
 
     @cached_property
     def grid(self) -> mesh.GridCost:
-        """The region as the mesh kernels see it; the slowest link of a hop is a die crossing."""
-        rate, latency = self.slowest_link
+        """The region in bytes, for counts; :attr:`timing_grid` is what kernels time."""
         return mesh.GridCost(
             self.region.rows,
             self.region.columns,
             core_cost(self.wafer),
             dtype_bytes(self.model.dtype),
             self.wafer.core.step_cycles,
-            rate,
-            latency,
+            self.wafer.link.bytes_per_cycle,
+            self.slowest_link.hop_cycles,
             self.wafer.link.ramp_cycles,
             0,
         )
 
     @cached_property
-    def _flat_grid(self) -> tuple[Any, ...]:
-        return entries.plain(self.grid)
+    def timing_grid(self) -> mesh.GridCost:
+        """The region as the mesh kernels see it: every link is as slow as the slowest."""
+        return in_shares_of_a_byte(self.grid, self.slowest_link)
 
     @cached_property
-    def slowest_link(self) -> tuple[int, int]:
-        """(bytes per cycle, cycles per hop) of the slowest link inside the region."""
+    def _flat_grid(self) -> tuple[Any, ...]:
+        return entries.plain(self.timing_grid)
+
+    @cached_property
+    def slowest_link(self) -> LinkRate:
+        """The slowest link inside the region."""
         return slowest_link(self.wafer, self.region)
 
     @cached_property
@@ -177,8 +177,8 @@ class Clock:
                 return self.append(operation)
             case Lookup(target=tensor):
                 moved = tensor.rows * tensor.columns * self.grid.element_bytes
-                lanes = self.region.columns * self.grid.link_bytes_per_cycle
-                return -(-moved // lanes) + self.region.rows * self.grid.hop_cycles
+                arriving = self.slowest_link.transfer_cycles(moved, self.region.columns)
+                return arriving + self.region.rows * self.grid.hop_cycles
             case Embed():
                 return 0  # the host's link carries it: the engine delays the input
         raise TypeError(f"no cost for {operation}")
@@ -215,7 +215,7 @@ class Clock:
         key = ("shift", m, k, n)
         if key not in self._memo:
             cycles = entries.compute_shift_cycles(self._flat_grid, m, k, n)
-            self._memo[key] = cycles if cycles >= 0 else gemm(self.grid, m, k, n).cycles
+            self._memo[key] = cycles if cycles >= 0 else gemm(self.timing_grid, m, k, n).cycles
         return self._memo[key]
 
     def row_vector(self, k: int, n: int) -> int:
@@ -234,10 +234,10 @@ class Clock:
         """Cycles to add up a payload over a line of cores and send the sum back to all of them."""
         if cores == 1:
             return 0
-        rate, hop = self.slowest_link
-        wavelets = -(-payload_bytes // rate)
+        link = self.slowest_link
+        wavelets = link.transfer_cycles(payload_bytes)
         ramp = self.wafer.link.ramp_cycles
-        return int(allreduce_cycles(TWO_PHASE_REDUCE, cores, wavelets, ramp, hop))
+        return int(allreduce_cycles(TWO_PHASE_REDUCE, cores, wavelets, ramp, link.hop_cycles))
 
     def experts(self, operation: Experts) -> int:
         """Cycles of one expert after another on the tokens routed to it, and of moving the rows.
@@ -249,8 +249,8 @@ class Clock:
         for rows, times in self.expert_rows(operation):
             total += times * self._remember(("product", rows, k, n), self.product, rows, k, n)
         moved = operation.choices * (n if operation.combine else k) * self.grid.element_bytes
-        rate, hop = self.slowest_link
-        across = -(-moved // (2 * self.region.columns * rate)) + self.region.rows * hop
+        across = self.slowest_link.transfer_cycles(moved, 2 * self.region.columns)
+        across += self.region.rows * self.slowest_link.hop_cycles
         return total + across if self.region.rows > 1 else total
 
     def expert_rows(self, operation: Experts) -> Iterator[tuple[int, int]]:
@@ -299,9 +299,8 @@ class Clock:
         )
 
     def attention_cost(self, operation: Attention) -> AttentionCost:
-        """Parameters of the attention kernels."""
+        """Parameters of the attention kernels in bytes, for counts, whatever the slowest link."""
         tiling = self.tiling(operation)
-        rate, hop = self.slowest_link
         core = self.wafer.core
         return AttentionCost(
             self.grid.core,
@@ -317,8 +316,8 @@ class Clock:
             core.step_cycles,
             core.vector_lanes,
             core.vector_issue_millicycles,
-            rate,
-            2 * hop + 2 * self.wafer.link.ramp_cycles,
+            self.wafer.link.bytes_per_cycle,
+            2 * self.slowest_link.hop_cycles + 2 * self.wafer.link.ramp_cycles,
             (operation.window or 0) if operation.causal_skip else 0,
             int(operation.causal_skip),
         )
@@ -381,7 +380,8 @@ class Clock:
         chunk = operation.chunk
         if signature not in self._costs:
             cost = self.attention_cost(operation)
-            self._costs[signature] = (cost, entries.plain(cost), self.tiling(operation))
+            timed = entries.plain(in_shares_of_a_byte(cost, self.slowest_link))
+            self._costs[signature] = (cost, timed, self.tiling(operation))
         cost, flat, tiling = self._costs[signature]
         key = ("blocks", signature, chunk)
         if key not in self._blocks_of:
@@ -438,9 +438,9 @@ class Clock:
         """Queries go to all columns of their head; partial results of the splits come together."""
         rows = attention_kernel.row_queries(cost, chunk, 0, -1, -1)
         queries = rows * cost.units
-        rate, hop = self.slowest_link
-        gathered = queries * cost.key_width * cost.element_bytes
-        cycles = -(-gathered // rate) + cost.splits * hop + 2 * self.wafer.link.ramp_cycles
+        link = self.slowest_link
+        gathered = link.transfer_cycles(queries * cost.key_width * cost.element_bytes)
+        cycles = gathered + cost.splits * link.hop_cycles + 2 * self.wafer.link.ramp_cycles
         partial = queries * (cost.value_width + 2) * FLOAT_BYTES
         return cycles + self.reduce(cost.splits, partial)
 

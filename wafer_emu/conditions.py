@@ -42,6 +42,7 @@ def conditions(summary: Mapping[str, Any]) -> dict[str, str]:
         "rounding": f"pages of {settings['page_tokens']} tokens",
         "weights": f"{settings['weights_dtype']} in {settings['weights_tier'].upper()}",
         "KV": f"{settings['kv_dtype']} in {kv_place}",
+        "activations": f"waiting in {settings['activations_tier'].upper()}",
         "KV room a stage": _range(summary["kv_capacity_bytes_per_stage"]),
         "KV freed": KV_FREED[settings["kv_freed"]],
         "embedding": f"from {settings['embedding']}",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 
 import numpy as np
@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from mocap.policy import Policy, Request, Setting
 from wafer_emu.clock import Clock, Tiers, alike
+from wafer_emu.die_memory import arrival_cycles, passing_layers
 from wafer_emu.memory import StageMemory, kv_quanta_per_token, kv_quantum_bytes
 from wafer_emu.model import Model
 from wafer_emu.options import Options
@@ -23,17 +24,22 @@ from wafer_emu.placement import (
     place_stages,
     split_layers,
 )
-from wafer_emu.program import Lookup, Tensor
+from wafer_emu.program import Lookup, Tensor, attention_operation
 from wafer_emu.routing import Routing
 from wafer_emu.stage_clocks import Shelf, StageClocks
 from wafer_emu.wafer import Wafer
 from wafer_kernels.errors import ConfigError, UsageError
 
-__all__ = ["PAGE_TOKENS", "Deployment", "deploy", "stage_count"]
+__all__ = ["LADDER", "LEANEST", "PAGE_TOKENS", "Deployment", "deploy", "stage_count"]
 
 Int64 = npt.NDArray[np.int64]
 DEFAULT_STAGES = 16
 PAGE_TOKENS = 16  # chunks and moves are multiples of this, remainders apart
+# Halvings of the tile and of attention's working set, from the fastest to the leanest way to work:
+# the tile goes first, since half of attention's memory costs more time than half a tile.
+LADDER = ((0, 0), (1, 0), (2, 0), (1, 1), (2, 1), (2, 2))
+LEANEST = len(LADDER) - 1
+MOST_HALVINGS = LADDER[LEANEST][0]  # of the tile
 
 
 @dataclass
@@ -46,6 +52,8 @@ class Deployment:
         The layers that are placed.
     tile_tokens
         Longest tile in which a chunk passes a layer [tokens].
+    usual_prefix
+        Tokens before an even chunk in the middle of the longest request.
     scale
         (layers of the whole model, layers placed): costs of layers are scaled by their ratio.
     placement
@@ -59,6 +67,7 @@ class Deployment:
     options: Options
     tiers: Tiers
     tile_tokens: int
+    usual_prefix: int
     scale: tuple[int, int]
     placement: Placement
     clocks: tuple[Clock, ...]
@@ -101,14 +110,48 @@ class Deployment:
         """Whether final norm and head live on a stage."""
         return stage.index == len(self.stages) - 1
 
+    @cached_property
+    def round_tokens(self) -> int:
+        """Tokens that give every row of cores one query tile, so that none of them idles."""
+        clock, rows = self.clocks[0], min(stage.region.rows for stage in self.stages)
+        attention = attention_operation(self.model, 0, self.tile_tokens, 0)
+        return rows * clock.tiling(attention).query_tile
+
+    @cached_property
+    def _grain(self) -> int:
+        """Tokens that tiles are dealt in: whole rounds of the rows, if that takes fewer cycles.
+
+        Between two rounds a tile takes as long as the longer of them; but shorter tiles are more
+        tiles, whose steps have a fixed cost.
+        """
+        whole = self.tile_tokens // self.round_tokens * self.round_tokens
+        if whole == 0:
+            return 1
+        longest, filled = (
+            self.clocks[0].layer(0, tile, self.usual_prefix, self.options.causal_skip)
+            for tile in (self.tile_tokens, whole)
+        )
+        return self.round_tokens if filled * self.tile_tokens <= longest * whole else 1
+
     def tiles(self, chunk: int) -> Iterator[tuple[int, int]]:
-        """(tokens, tokens before) of the even tiles in which a chunk passes a layer."""
-        count = -(-chunk // self.tile_tokens)
+        """(tokens, tokens before) of the even tiles in which a chunk passes a layer.
+
+        Even in tokens, or in whole rounds of the rows, of which the last one may be short.
+        """
+        grains = -(-chunk // self._grain)
+        count = 1
+        if chunk > self.tile_tokens:
+            count = -(-grains // (self.tile_tokens // self._grain))
         before = 0
         for index in range(count):
-            size = chunk // count + (1 if index < chunk % count else 0)
+            here = grains // count + (1 if index < grains % count else 0)
+            size = min(here * self._grain, chunk - before)
             yield size, before
             before += size
+
+    def with_tile(self, tokens: int) -> Deployment:
+        """The same stages and clocks with another longest tile."""
+        return replace(self, tile_tokens=tokens, _costs={}, _memories={})
 
     def stage_cost(
         self, stage: int, chunk: int, prefix: int, routing: Routing | None = None
@@ -129,17 +172,26 @@ class Deployment:
         """:meth:`stage_cost` after many prefixes (P,)."""
         placed, clock = self.stages[stage], self.clocks[stage]
         cycles = np.zeros_like(prefixes)
+        passing = self.passes_die_memory(chunk)
         for tile, before in alike(self.tiles(chunk)):
             reached = (prefixes + before[:, np.newaxis]).ravel()
             for layer, count in self.layers_alike(stage, routing):
-                each = clock.layers(layer, tile, reached, self.options.causal_skip, routing)
+                what = layer, tile, reached, self.options.causal_skip, routing
+                each = passing_layers(clock, *what) if passing else clock.layers(*what)
                 cycles += count * each.reshape(before.size, -1).sum(axis=0)
         whole, placed_layers = self.scale
         cycles = -(-cycles * whole // placed_layers)
         if self.holds_embedding(placed):
             stream = Tensor("stream", chunk, self.model.hidden_size)
             cycles += clock.operation(Lookup(stream, "model.embed_tokens.weight"))
+        if self.tiers.activations == "dram":
+            first, _ = next(self.tiles(chunk))
+            cycles += arrival_cycles(clock, first)
         return cycles
+
+    def passes_die_memory(self, chunk: int) -> bool:
+        """Whether a chunk's residual stream passes through die memory, tile by tile."""
+        return self.tiers.activations == "dram" and chunk > self.tile_tokens
 
     @cached_property
     def layer_kinds(self) -> tuple[dict[tuple[int, object], int], ...]:
@@ -169,17 +221,18 @@ class Deployment:
         """Cost t(chunk, prefix) of the slowest stage, with a vectorised ``table``."""
         return SlowestCost(self)
 
-    def lanes_between(self, a: Region, b: Region) -> int:
-        """Bytes per cycle between two regions: links across the narrower side, or die edges."""
+    def rate_between(self, a: Region, b: Region) -> tuple[int, int]:
+        """Bytes between two regions in so many cycles: links across the narrower side, or edges."""
         vertical = a.column == b.column and a.row != b.row
         lanes = min(a.columns, b.columns) if vertical else min(a.rows, b.rows)
         rate = lanes * self.wafer.link.bytes_per_cycle
-        die = self.wafer.die_link
+        die, clock_hz = self.wafer.die_link, self.wafer.core.clock_hz
         if die is not None and self.wafer.dies > 1:
             side = 1 if vertical else 0
             edges = min(a.dies(self.wafer)[side], b.dies(self.wafer)[side])
-            rate = min(rate, edges * die.bytes_per_second // self.wafer.core.clock_hz)
-        return max(1, rate)
+            if edges * die.bytes_per_second < rate * clock_hz:
+                return edges * die.bytes_per_second, clock_hz
+        return rate, 1
 
     def transfer_cycles(self, moved_bytes: int, source: int, target: int) -> int:
         """Cycles of an uncontended transfer between two stages' regions: XY route, wormhole."""
@@ -192,7 +245,8 @@ class Deployment:
             crossed = abs(a.row - b.row) // self.wafer.die.core_rows
             crossed += abs(a.column - b.column) // self.wafer.die.core_columns
             latency += crossed * math.ceil(die.latency_seconds * self.wafer.core.clock_hz)
-        return -(-moved_bytes // self.lanes_between(a, b)) + latency
+        carried, cycles = self.rate_between(a, b)
+        return -(-moved_bytes * cycles // carried) + latency
 
     def kv_quanta_per_token(self) -> tuple[int, ...]:
         """KV quanta that each stage keeps of one token."""
@@ -210,6 +264,7 @@ class Deployment:
         """What a policy is told; ``capacities`` are the stages' KV quanta."""
         quantum = kv_quantum_bytes(self.clocks[0])
         neighbour = self.stages[min(1, len(self.stages) - 1)].region
+        carried, cycles = self.rate_between(self.stages[0].region, neighbour)
         return Setting(
             stages=len(self.stages),
             chunks=chunks,
@@ -222,7 +277,7 @@ class Deployment:
                 for quanta, resident in zip(capacities, resident_bytes, strict=True)
             ),
             hops=self.placement.hops(),
-            link_bytes_per_cycle=self.lanes_between(self.stages[0].region, neighbour),
+            link_bytes_per_cycle=max(1, carried // cycles),
             chunk_tokens=self.options.chunk_tokens,
             chunk_vector=self.options.chunk_vector,
             layers=tuple(stage.layers for stage in self.stages),
@@ -295,9 +350,9 @@ def deploy(
     """Place a model on a wafer.
 
     Layers are split for the least slowest stage, head counted, at an even chunk in the middle of
-    the longest request. ``lean`` halves, each time, the tiles in which a chunk passes a layer and
-    what attention may use of a core. ``shelf`` keeps clocks for the next deployment of the same
-    model on the same wafer.
+    the longest request. ``lean`` is the rung of ``LADDER`` that tells the tiles in which a chunk
+    passes a layer and what attention may use of a core. ``shelf`` keeps clocks for the next
+    deployment of the same model on the same wafer.
 
     Raises
     ------
@@ -308,10 +363,10 @@ def deploy(
     CapacityError
         If the weights fit under no split.
     """
-    if "dram" in (tiers.weights, tiers.kv) and wafer.dram is None:
+    if tiers.in_die_memory and wafer.dram is None:
         raise ConfigError(
-            f"{wafer.name} has no die memory: weights and KV can only live in SRAM "
-            "(--weights-tier sram --kv-tier sram)"
+            f"{wafer.name} has no die memory: weights, KV and activations can only live in SRAM "
+            "(--weights-tier sram --kv-tier sram --activations-tier sram)"
         )
     whole = model.layers
     if options.layers is not None:
@@ -320,11 +375,12 @@ def deploy(
     regions = place_regions(wafer, count, options.region, model.layers, options.placement)
     stages = len(regions)
     chunk = options.usual_chunk(longest.new_tokens, stages, policy.uses)
-    tile = -(-chunk // 2**lean)
+    tile_halvings, attention_halvings = LADDER[lean]
+    tile = -(-chunk // 2**tile_halvings)
     if not policy.streams_tokens:  # chunks are whole pages: an even one is then one tile
         tile = -(-tile // PAGE_TOKENS) * PAGE_TOKENS
     prefix = longest.prefix_tokens + longest.new_tokens // 2
-    clocks = StageClocks(wafer, model, options, tiers, lean, shelf)
+    clocks = StageClocks(wafer, model, options, tiers, attention_halvings, shelf)
     costs: dict[tuple[object, ...], int] = {}
 
     @cache
@@ -356,5 +412,5 @@ def deploy(
         assert clock is not None
         chosen.append(clock)
     return Deployment(
-        wafer, model, options, tiers, tile, (whole, model.layers), placement, tuple(chosen)
+        wafer, model, options, tiers, tile, prefix, (whole, model.layers), placement, tuple(chosen)
     )

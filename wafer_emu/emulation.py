@@ -16,11 +16,11 @@ import mocap.policy
 from mocap.policy import Policy
 from wafer_emu.activity import Activity
 from wafer_emu.carry_out import Compute, carry_out
-from wafer_emu.deployment import PAGE_TOKENS
+from wafer_emu.deployment import LEANEST, PAGE_TOKENS
 from wafer_emu.frames import Frames
 from wafer_emu.model import Model
 from wafer_emu.options import Options
-from wafer_emu.plan import LEANEST, Plan, make_plan, most_tokens
+from wafer_emu.plan import Plan, make_plan, most_tokens
 from wafer_emu.replay import Books, replay
 from wafer_emu.routing import Routing
 from wafer_emu.search import search

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wafer_emu.clock import Clock
+from wafer_emu.die_memory import stream_bytes
 from wafer_emu.model import dtype_bytes
 from wafer_emu.placement import Stage
 from wafer_emu.program import (
@@ -135,8 +136,9 @@ class StageMemory:
     """Memory of one stage.
 
     A chunk passes every layer in tiles of at most ``tile_tokens``; its residual stream stays in
-    place whole. ``handoff_tokens`` of the next chunk may arrive meanwhile. ``budget_bytes``
-    replaces the cores' memory by a KV budget for the stage.
+    place whole: in SRAM, or in die memory but for the tile in work and a second buffer.
+    ``handoff_tokens`` of the next chunk may arrive meanwhile. ``budget_bytes`` replaces the cores'
+    memory by a KV budget for the stage.
     """
 
     clock: Clock
@@ -196,14 +198,14 @@ class StageMemory:
         programs = self._programs(tile)
         tensors = [t for p in programs for operation in p.operations() for t in operation.tensors()]
         shapes = self._shape_counts
-        rest = chunk - tile  # of the residual stream
+        rest = self._waiting_in_sram(chunk)
         dealing = Dealing(
             region.rows,
             region.columns,
             {shape[-1] for shape in shapes}
             | {tensor.rows for tensor in tensors}
             | {self._query_tiles(p)[0] for p in programs}
-            | {rest, self.handoff_tokens},
+            | {rest, self._arriving_in_sram},
             {shape[0] for shape in shapes}
             | {tensor.columns for tensor in tensors}
             | {model.hidden_size},
@@ -222,6 +224,18 @@ class StageMemory:
             activations + dealing.matrix(rest, model.hidden_size) * element,
             self._buffers(dealing),
         )
+
+    def _waiting_in_sram(self, chunk: int) -> int:
+        """Tokens of the residual stream that the cores hold besides the tile in work.
+
+        From die memory at most one more tile comes, into the place that the last one has left.
+        """
+        rest = max(0, chunk - self.tile_tokens)
+        return min(rest, self.tile_tokens) if self.clock.tiers.activations == "dram" else rest
+
+    @property
+    def _arriving_in_sram(self) -> int:
+        return 0 if self.clock.tiers.activations == "dram" else self.handoff_tokens
 
     def _weights(self, dealing: Dealing) -> Int64:
         """Bytes of weights a core; vectors stand on every row of cores."""
@@ -242,7 +256,8 @@ class StageMemory:
         ``1 / STREAM_SHARE`` of the core's memory; a larger matrix comes in pieces.
         """
         model = self.clock.model
-        total = dealing.matrix(self.handoff_tokens, model.hidden_size) * dtype_bytes(model.dtype)
+        arriving = dealing.matrix(self._arriving_in_sram, model.hidden_size)
+        total = arriving * dtype_bytes(model.dtype)
         if self.clock.tiers.weights == "dram":
             largest = max((shape for shape in self._shape_counts if len(shape) == 2), key=math.prod)
             streamed = dealing.matrix(largest[1], largest[0])
@@ -324,10 +339,41 @@ class StageMemory:
             return dealt(self.budget_bytes // quantum, region.cores) * quantum
         if self.clock.tiers.kv == "sram":
             return np.full(region.cores, wafer.core.sram_bytes, np.int64)
+        return self.die_places
+
+    @cached_property
+    def die_places(self) -> Int64:
+        """Die memory under the region [bytes a die]; empty if the stage uses none."""
+        wafer = self.clock.wafer
+        if self.budget_bytes is not None or not self.clock.tiers.in_die_memory:
+            return np.zeros(0, np.int64)
         assert wafer.dram is not None
-        dies = math.prod(region.dies(wafer))
+        dies = math.prod(self.stage.region.dies(wafer))
+        return np.full(dies, wafer.dram.capacity_bytes, np.int64)
+
+    @cached_property
+    def die_weights(self) -> Int64:
+        """Weights in die memory [bytes a die], spread evenly."""
         weights = self.weight_bytes if self.clock.tiers.weights == "dram" else 0
-        return np.full(dies, wafer.dram.capacity_bytes, np.int64) - dealt(weights, dies)
+        return dealt(weights, self.die_places.size)
+
+    @cached_property
+    def die_buffers(self) -> Int64:
+        """Hand-off buffer in die memory [bytes a die], spread evenly."""
+        arriving = self.handoff_tokens - self._arriving_in_sram
+        return dealt(stream_bytes(self.clock, arriving), self.die_places.size)
+
+    def die_activations(self, chunk: int) -> Int64:
+        """Residual stream in die memory while a task of ``chunk`` tokens runs [bytes a die].
+
+        All of it, tile in work included, unless it is one tile, which stays in SRAM.
+        """
+        passes = self.clock.tiers.activations == "dram" and chunk > self.tile_tokens
+        return dealt(stream_bytes(self.clock, chunk if passes else 0), self.die_places.size)
+
+    def die_load(self, chunk: int) -> Int64:
+        """What fills the die memories, KV apart, while tasks of ``chunk`` tokens run."""
+        return self.die_weights + self.die_buffers + self.die_activations(chunk)
 
     @property
     def kv_among_cores(self) -> bool:
@@ -336,8 +382,10 @@ class StageMemory:
 
     def kv_room(self, chunk: int) -> Int64:
         """Room for KV of every KV place while tasks of ``chunk`` tokens run [bytes]."""
-        if not self.kv_among_cores:
+        if self.budget_bytes is not None:
             return self.kv_places
+        if not self.kv_among_cores:
+            return self.kv_places - self.die_load(chunk)
         load = self.load(chunk)
         return self.kv_places - load.dealing.expand(load.total).ravel()
 
@@ -345,16 +393,16 @@ class StageMemory:
         """KV quanta that the stage holds while tasks of ``chunk`` tokens run."""
         quantum = kv_quantum_bytes(self.clock)
         if not self.kv_among_cores:
-            return int(np.sum(np.maximum(self.kv_places, 0) // quantum))
+            return int(np.sum(np.maximum(self.kv_room(chunk), 0) // quantum))
         load = self.load(chunk)
         room = self.clock.wafer.core.sram_bytes - load.total
         return int(np.sum(np.maximum(room, 0) // quantum * load.dealing.counts))
 
     def shortage(self, chunk: int) -> int:
-        """Bytes that the fullest core lacks before any KV is stored; 0 or less if all fits."""
+        """Bytes that the fullest core, or die, lacks before any KV is stored; 0 or less if none."""
         if self.budget_bytes is not None:
             return 0
         short = int(self.load(chunk).total.max()) - self.clock.wafer.core.sram_bytes
-        if self.clock.tiers.kv == "dram" or self.clock.tiers.weights == "dram":
-            short = max(short, -int(self.kv_places.min()))
+        if self.die_places.size:
+            short = max(short, int((self.die_load(chunk) - self.die_places).max()))
         return short

@@ -322,12 +322,12 @@ class _Walk:
 
 
 def _require_sram(plan: Plan) -> None:
-    """UsageError if the plan keeps weights or KV outside SRAM, or counts no memory at all."""
+    """UsageError if the plan keeps anything outside SRAM, or counts no memory at all."""
     tiers = plan.deployment.tiers
-    if plan.deployment.options.kv_budget is not None or "dram" in (tiers.weights, tiers.kv):
+    if plan.deployment.options.kv_budget is not None or tiers.in_die_memory:
         raise UsageError(
             "numbers hold every tensor in SRAM: leave --kv-budget out, and give --weights-tier "
-            "sram --kv-tier sram on a wafer with die memory"
+            "sram --kv-tier sram --activations-tier sram on a wafer with die memory"
         )
     if plan.deployment.wafer.attention != "ring":
         raise UsageError(

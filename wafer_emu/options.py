@@ -36,8 +36,9 @@ class Options:
         their number from it.
     layers
         Layers that are placed; the results are scaled to the whole model. None: all.
-    weights_tier, kv_tier
-        Memory of weights and of KV; ``auto``: SRAM if it fits, else die DRAM if there is any.
+    weights_tier, kv_tier, activations_tier
+        Memory of weights, of KV, and of activations that wait (hand-off buffers, the residual
+        stream beyond the tile in work); ``auto``: SRAM if it fits, else die DRAM if there is any.
     weights_dtype, kv_dtype
         Stored types; None: the model's own.
     kv_budget
@@ -66,6 +67,7 @@ class Options:
     layers: int | None = None
     weights_tier: Tier = "auto"
     kv_tier: Tier = "auto"
+    activations_tier: Tier = "auto"
     weights_dtype: str | None = None
     kv_dtype: str | None = None
     kv_budget: int | None = None

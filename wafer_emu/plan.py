@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from itertools import product
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +18,7 @@ import numpy.typing as npt
 import mocap.policy
 from mocap.policy import Move, Policy, Request
 from wafer_emu.clock import Tiers
-from wafer_emu.deployment import Deployment, deploy
+from wafer_emu.deployment import LADDER, LEANEST, MOST_HALVINGS, Deployment, deploy
 from wafer_emu.kv_pieces import Pieces, pieces_of
 from wafer_emu.memory import StageMemory, kv_quantum_bytes
 from wafer_emu.model import Model
@@ -32,10 +33,9 @@ from wafer_emu.workload import Workload
 from wafer_kernels import pipeline
 from wafer_kernels.errors import CapacityError, UsageError
 
-__all__ = ["LEANEST", "Plan", "make_plan", "memory_tiers", "most_tokens", "routed"]
+__all__ = ["Plan", "make_plan", "memory_tiers", "most_tokens", "routed"]
 
 Int64 = npt.NDArray[np.int64]
-LEANEST = 2  # tiles and attention working sets are halved at most so often
 
 
 @dataclass
@@ -66,8 +66,9 @@ def make_plan(
     """Make and admit the plan of a run: the roomiest way of working that fits.
 
     Memory tiers are tried in order (SRAM before die memory), at full working sets first, then with
-    leaner and leaner tiles (``leans``). ``shelf`` keeps clocks from plan to plan of one wafer,
-    model and options.
+    leaner and leaner ones (``leans``, rungs of the ladder). A request that streams whole takes, of
+    the tiers that hold it, those that let it work fastest. ``shelf`` keeps clocks from plan to plan
+    of one wafer, model and options.
 
     Raises
     ------
@@ -78,16 +79,21 @@ def make_plan(
     requests = _requests(wafer, workload)
     failure: CapacityError | None = None
     for lean in leans if options.kv_budget is None else (0,):
-        full: set[str] = set()  # tiers that the weights alone overfill
+        full: set[tuple[str, str]] = set()  # tiers that are overfilled before any KV is stored
+        plans: list[Plan] = []
         for tiers in memory_tiers(wafer, options):
-            if tiers.weights in full:
+            if (tiers.weights, tiers.activations) in full:
                 continue
             try:
-                return _plan_in(wafer, model, requests, policy, options, tiers, lean, shelf)
+                plans.append(_plan_in(wafer, model, requests, policy, options, tiers, lean, shelf))
             except CapacityError as error:
                 failure = error
                 if error.details.get("weights"):
-                    full.add(tiers.weights)
+                    full.add((tiers.weights, tiers.activations))
+            if plans and not policy.streams_tokens:
+                break
+        if plans:
+            return min(plans, key=lambda each: int(each.compute.sum(axis=1).max()))
     assert failure is not None
     raise failure
 
@@ -114,14 +120,18 @@ def routed(plan: Plan, routing: Sequence[Routing]) -> Plan:
 
 
 def memory_tiers(wafer: Wafer, options: Options) -> list[Tiers]:
-    """Memory tiers to try in order."""
+    """Memory tiers to try in order.
+
+    What die memory has to bring most often leaves SRAM last: weights come for every tile, KV for
+    every query block, waiting activations once a layer.
+    """
     if options.kv_budget is not None:
         return [Tiers()]
     memories = ("sram", "dram") if wafer.dram is not None else ("sram",)
+    asked = (options.weights_tier, options.kv_tier, options.activations_tier)
     return [
-        Tiers(weights, kv)
-        for weights in (memories if options.weights_tier == "auto" else (options.weights_tier,))
-        for kv in (memories if options.kv_tier == "auto" else (options.kv_tier,))
+        Tiers(*chosen)
+        for chosen in product(*(memories if each == "auto" else (each,) for each in asked))
     ]
 
 
@@ -148,20 +158,14 @@ def _plan_in(
     lean: int,
     shelf: Shelf,
 ) -> Plan:
-    """Plan in given tiers and with given leanness.
-
-    A request that streams whole takes the fastest tiles no larger than the chunk policies'.
-    """
+    """Plan in given tiers and with given leanness."""
     longest = max(waiting, key=lambda one: one.new_tokens)
-    finest = LEANEST if policy.streams_tokens else lean
-    deployments = [
-        deploy(wafer, model, options, policy, tiers, each, longest, shelf)
-        for each in range(lean, finest + 1)
-    ]
-    deployment = min(deployments, key=lambda each: _whole_cycles(each, longest))
+    deployment = deploy(wafer, model, options, policy, tiers, lean, longest, shelf)
+    usual = min(deployment.tile_tokens * 2 ** LADDER[lean][0], longest.new_tokens)
+    if policy.streams_tokens:
+        deployment = _fastest_tile(deployment, policy, longest, len(waiting), lean)
     requests = _in_service_order(deployment, policy, waiting)
     chunks = options.given_chunks or len(deployment.stages)
-    usual = min(deployment.tile_tokens * 2**lean, longest.new_tokens)
     refuse_too_long(deployment, policy, longest)
     told = _told(deployment, deployment.memories(usual), chunks, longest, usual)
     cuts = _cut_all(policy, requests, told)
@@ -197,9 +201,33 @@ def most_tokens(wafer: Wafer, model: Model, policy: Policy, options: Options, sh
     return most
 
 
-def _whole_cycles(deployment: Deployment, request: Request) -> int:
-    """Cycles of the slowest stage on a whole request."""
-    return deployment.slowest_cost()(request.new_tokens, request.prefix_tokens)
+def _fastest_tile(
+    deployment: Deployment, policy: Policy, request: Request, requests: int, lean: int
+) -> Deployment:
+    """The deployment with the fastest tile that fits; the smallest if none does.
+
+    Tiles reach from the chunk policies' on this rung, so that a whole request never has a larger
+    working set, down to their leanest; beside halves those that fill the rows of cores.
+    """
+    tokens = request.new_tokens
+    needs = [request.tokens * each for each in quanta_per_token(deployment, policy)]
+
+    def fits(each: Deployment) -> bool:
+        memories = each.memories(tokens if requests > 1 else 0)
+        return all(
+            memory.shortage(tokens) <= 0 and memory.kv_quanta(tokens) >= need
+            for memory, need in zip(memories, needs, strict=True)
+        )
+
+    longest, full = deployment.tile_tokens, deployment.round_tokens
+    halves = {-(-longest // 2**each) for each in range(MOST_HALVINGS - LADDER[lean][0] + 1)}
+    sizes = halves | {half // full * full for half in halves}
+    sizes |= {min(longest, -(-half // full) * full) for half in halves}
+    if asked := policy.asked_tile():
+        sizes = {min(asked, tokens)}
+    tiles = [deployment.with_tile(size) for size in sorted(sizes - {0}, reverse=True)]
+    fitting = [each for each in tiles if fits(each)] or tiles[-1:]
+    return min(fitting, key=lambda each: each.slowest_cost()(tokens, request.prefix_tokens))
 
 
 def _told(

@@ -96,6 +96,10 @@ def _no_room(
         counts = load.dealing.counts
         for name in ("code", "weights", "activations", "buffers"):
             items[name] = int(np.sum(np.broadcast_to(getattr(load, name), counts.shape) * counts))
+    elif not budget:
+        items["weights"] = int(memory.die_weights.sum())
+        items["activations"] = int(memory.die_activations(1).sum())
+        items["buffers"] = int(memory.die_buffers.sum())
     filled = ", ".join(f"{name} {size:,} B" for name, size in items.items())
     tier = "budget" if budget else deployment.tiers.kv
     return CapacityError(
@@ -112,12 +116,38 @@ def _no_room(
     )
 
 
+def _die_error(
+    deployment: Deployment, memory: StageMemory, stage: int, chunk: int
+) -> CapacityError:
+    """The error of a stage whose die memories are over before any KV is stored."""
+    items = {
+        "weights": int(memory.die_weights.max()),
+        "activations": int(memory.die_activations(chunk).max()),
+        "buffers": int(memory.die_buffers.max()),
+    }
+    need, capacity = int(memory.die_load(chunk).max()), int(memory.die_places[0])
+    filled = ", ".join(f"{name} {size:,} B" for name, size in items.items())
+    return CapacityError(
+        f"stage {stage} does not fit: the fullest of its {memory.die_places.size} die memories "
+        f"needs {need:,} B of its {capacity:,} B, {need - capacity:,} B too many ({filled}); what "
+        "would help: more stages or larger regions; smaller chunks (--chunks)",
+        stage=stage,
+        tier="dram",
+        need_bytes=need,
+        capacity_bytes=capacity,
+        short_bytes=need - capacity,
+        items=items,
+    )
+
+
 def capacity_error(
     deployment: Deployment, memory: StageMemory, stage: int, chunk: int
 ) -> CapacityError:
-    """The error of a stage whose fullest core is over its memory before any KV is stored."""
+    """The error of a stage whose fullest core, or die, is over before any KV is stored."""
     load = memory.load(chunk)
     total = load.dealing.expand(load.total)
+    if total.max() <= deployment.wafer.core.sram_bytes:
+        return _die_error(deployment, memory, stage, chunk)
     row, column = (int(i) for i in np.unravel_index(np.argmax(total), total.shape))
     region = deployment.stages[stage].region
     items = {
@@ -133,6 +163,8 @@ def capacity_error(
     capacity, need = deployment.wafer.core.sram_bytes, int(total[row, column])
     filled = ", ".join(f"{name} {size:,} B" for name, size in shares.items())
     remedies = ["more stages or larger regions", "smaller chunks (--chunks)"]
+    if deployment.wafer.dram is not None and deployment.tiers.activations == "sram":
+        remedies.insert(0, "waiting activations in die memory (--activations-tier dram)")
     if deployment.wafer.dram is not None and deployment.tiers.weights == "sram":
         remedies.insert(0, "weights in die memory (--weights-tier dram)")
     else:

@@ -31,10 +31,18 @@ CODE, WEIGHTS, ACTIVATIONS, OWN, HOSTED, BUFFERS = (
 
 @dataclass
 class Books:
-    """Ledgers of all stages: of their cores, and of their KV places where these are dies."""
+    """Ledgers of all stages: of cores, of die memories, and whichever of the two holds KV.
+
+    That of the die memories is empty where a stage uses none.
+    """
 
     cores: list[sram.Ledger]
+    dies: list[sram.Ledger]
     places: list[sram.Ledger]
+
+    def ledgers(self) -> list[sram.Ledger]:
+        """All that are not empty, each once."""
+        return [book for book in (*self.cores, *self.dies) if book.capacity.size]
 
     def resident_kv(self) -> int:
         """KV bytes in memory now."""
@@ -44,23 +52,25 @@ class Books:
         """Whether written less freed bytes are resident, in every class of every ledger."""
         return all(
             np.array_equal(book.written - book.freed, book.resident.sum(axis=1))
-            for book in (*self.cores, *self.places)
+            for book in self.ledgers()
         )
 
 
 def _open(memory: StageMemory, chunk: int) -> tuple[sram.Ledger, sram.Ledger]:
-    """Ledgers with everything that never changes."""
+    """Ledgers of cores and dies with everything that never changes."""
     load = memory.load(chunk)
-    if memory.kv_among_cores or memory.budget_bytes is not None:
+    if memory.budget_bytes is not None:
         capacity = memory.kv_places
     else:
         capacity = np.full(load.dealing.counts.sum(), memory.clock.wafer.core.sram_bytes, np.int64)
     cores = sram.ledger(len(CLASSES), capacity)
     for kind, kinds in ((CODE, load.code), (WEIGHTS, load.weights), (BUFFERS, load.buffers)):
         _post(cores, kind, load.dealing.expand(kinds).ravel(), 1, 0)
-    shared = memory.kv_among_cores or memory.budget_bytes is not None
-    places = cores if shared else sram.ledger(len(CLASSES), memory.kv_places)
-    return cores, places
+    dies = sram.ledger(len(CLASSES), memory.die_places)
+    if memory.die_places.size:
+        _post(dies, WEIGHTS, memory.die_weights, 1, 0)
+        _post(dies, BUFFERS, memory.die_buffers, 1, 0)
+    return cores, dies
 
 
 def _post(book: sram.Ledger, kind: int, amount: Int64, sign: int, cycle: int) -> None:
@@ -121,13 +131,19 @@ def replay(
     """
     memories, tasks = plan.memories, plan.tasks
     opened = [_open(memory, int(plan.largest_chunks[0])) for memory in memories]
-    books = Books([cores for cores, _ in opened], [places for _, places in opened])
+    in_dies = [not each.kv_among_cores and each.budget_bytes is None for each in memories]
+    books = Books(
+        [cores for cores, _ in opened],
+        [dies for _, dies in opened],
+        [pair[kind] for pair, kind in zip(opened, in_dies, strict=True)],
+    )
     quanta = [kv_quantum_bytes(clock) for clock in plan.deployment.clocks]
     per_layer = plan.deployment.kv_quanta_per_token() // tasks.layers
     current = [0] * len(memories)
     # Bytes of every place by (stage, layer), then by (host, task that pushes them away or -1).
     held: dict[tuple[int, int], dict[tuple[int, int], Int64]] = {}
     active: dict[int, Int64] = {}
+    passing: dict[int, Int64] = {}  # activations in die memory
     # The last spread on every host: one layer often takes the place of the layer before it.
     spreads: dict[int, tuple[int, Int64, Int64]] = {}
 
@@ -161,6 +177,9 @@ def replay(
                 load = memories[stage].load(int(plan.tokens[task]))
                 active[stage] = load.dealing.expand(load.activations).ravel()
                 _post(books.cores[stage], ACTIVATIONS, active[stage], 1, cycle)
+                if books.dies[stage].capacity.size:
+                    passing[stage] = memories[stage].die_activations(int(plan.tokens[task]))
+                    _post(books.dies[stage], ACTIVATIONS, passing[stage], 1, cycle)
             for piece, part in plan.pieces.arriving[stage][task]:
                 taken = place(stage, part, piece.tokens * int(per_layer[stage]), cycle)
                 key = (part, piece.pushed if piece.late and part == 0 else -1)
@@ -169,6 +188,8 @@ def replay(
         if layer + 1 == tasks.layers[stage]:
             current[stage] += 1
             _post(books.cores[stage], ACTIVATIONS, active.pop(stage), -1, cycle)
+            if stage in passing:
+                _post(books.dies[stage], ACTIVATIONS, passing.pop(stage), -1, cycle)
         if (0, task) in here:
             free(stage, 0, here.pop((0, task)), cycle)
         if tasks.last[task]:

@@ -135,7 +135,7 @@ def _invariants(
     """What must hold at the end of every run, with the figures it was held against."""
     expected = _closed_form_macs(plan, model)
     cores = sum(book.capacity.size for book in books.cores)
-    spare = min(int((book.capacity - book.peak).min()) for book in (*books.cores, *books.places))
+    spare = min(int((book.capacity - book.peak).min()) for book in books.ledgers())
     written = sum(int(book.written.sum()) for book in books.cores)
     freed = sum(int(book.freed.sum()) for book in books.cores)
     resident = sum(int(book.resident.sum()) for book in books.cores)
@@ -238,6 +238,7 @@ def _settings(plan: Plan, model: Model, workload: Workload) -> dict[str, Any]:
         "cores_unused": placement.cores_unused,
         "weights_tier": deployment.tiers.weights,
         "kv_tier": "budget" if options.kv_budget is not None else deployment.tiers.kv,
+        "activations_tier": deployment.tiers.activations,
         "weights_dtype": deployment.clocks[0].weights_dtype,
         "kv_dtype": deployment.clocks[0].kv_dtype,
         "kv_budget_bytes": options.kv_budget,

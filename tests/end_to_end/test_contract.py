@@ -176,6 +176,7 @@ def test_a_truncated_run_file_is_refused(capsys: Capture, job: list[str], tmp_pa
         (["--stages", "9"], 2, "UsageError"),
         (["--region", "3x3", "--stages", "2"], 2, "UsageError"),
         (["--kv-tier", "dram"], 2, "ConfigError"),
+        (["--activations-tier", "dram"], 2, "ConfigError"),
         (["--set", "policy.partner=nobody"], 2, "ConfigError"),
         (["--set", "policy.partnr=mirror"], 2, "ConfigError"),
         (["--set", "wafer.core.sram_bytes=20000"], 1, "CapacityError"),

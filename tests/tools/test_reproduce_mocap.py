@@ -28,10 +28,25 @@ def test_claims_stand_beside_their_ideal() -> None:
         assert row["throughput ratio"] == row["gpipe [s]"] / row["mocap [s]"]
         share = row["throughput ratio"] / tool.ideal_ratio(row["N"], row["M"])
         assert row["share of ideal [%]"] == pytest.approx(100 * share)
+        assert row["tiers gpipe"] == row["tiers mocap"] == "sram sram sram"  # no die memory here
+        coarse = row["gpipe's tile L/M [%]"]  # its own tile is the fastest
+        assert coarse is None or coarse >= row["share of ideal [%]"]
     refused = [row for row in rows if "binds" in row]
     assert all("short" in row["binds"] for row in refused)
     assert "N = M = 8 (1 cases)" in tool.summary(rows)
     assert tool.summary(refused) == "nothing fits"
+
+
+@pytest.mark.parametrize(("tokens", "layout"), [(65_536, (8, 8)), (131_072, (16, 16))])
+def test_long_prompts_reach_what_cutting_can_give_and_no_more(
+    tokens: int, layout: tuple[int, int]
+) -> None:
+    """Shares above 101 % would be gpipe's memory, or its tiles, and no merit of mocap."""
+    wafer, model = Wafer.preset("wsc-54"), Model.preset("llama-3-8b")
+    (row,) = tool.claims(mocap_bench.Bench(wafer, model, (layout,)), [tokens])
+    for share in ("share of ideal [%]", "skip off [%]", "memory aside [%]"):
+        assert 95 <= row[share] <= 101
+    assert row["lower latency [%]"] > 76
 
 
 def test_ablation_takes_one_step_at_a_time() -> None:

@@ -83,9 +83,7 @@ def clocks(draw: st.DrawFn, most_lines: int = 6) -> Clock:
     rows, columns = draw(st.integers(1, most_lines)), draw(st.integers(1, most_lines))
     tiers = Tiers()
     if wafer.dram is not None:
-        tiers = Tiers(
-            draw(st.sampled_from(["sram", "dram"])), draw(st.sampled_from(["sram", "dram"]))
-        )
+        tiers = Tiers(*(draw(st.sampled_from(["sram", "dram"])) for _ in range(3)))
     budget = draw(st.sampled_from([0, 500, 4000, 50_000]))
     return Clock(wafer, model, Region(0, 0, rows, columns), tiers, budget, model.dtype, model.dtype)
 

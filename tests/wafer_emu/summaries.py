@@ -59,6 +59,7 @@ def a_summary(
             "cores_unused": fabric.cores - used,
             "weights_tier": "sram",
             "kv_tier": "sram",
+            "activations_tier": "sram",
             "weights_dtype": "bfloat16",
             "kv_dtype": "bfloat16",
             "kv_budget_bytes": None,

@@ -134,10 +134,10 @@ def test_one_row_keeps_the_weights_and_many_move_them() -> None:
 def test_the_slowest_link_of_a_region_is_its_die_crossing() -> None:
     wafer, model = Wafer.preset("wsc-54"), Model.from_hf(LLAMA)
     inside, across = clock_of(wafer, model, 16, 16), clock_of(wafer, model, 16, 17)
-    assert inside.slowest_link == (256, 1)
+    assert inside.slowest_link == (256, 1, 1)
     # an edge of 2 TB/s is shared by 16 rows at 2 GHz, and takes 25 ns
-    assert across.slowest_link == (2_000_000_000_000 // (16 * 2_000_000_000), 51)
-    assert clock_of(TINY, model, 9, 9).slowest_link == (32, 1)
+    assert across.slowest_link == (125, 2, 51)
+    assert clock_of(TINY, model, 9, 9).slowest_link == (32, 1, 1)
 
 
 def test_die_memories_stream_together() -> None:

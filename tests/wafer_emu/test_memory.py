@@ -98,12 +98,15 @@ def test_every_core_holds_what_a_loop_over_tensors_finds(
                     "query": tiling.query_bytes,
                 }
                 peak = max(peak, naive.peak_bytes(operations, height, width, sizes))
-            rest = height(max(0, chunk - tile)) * width(model.hidden_size) * element
+            beyond, arriving = max(0, chunk - tile), handoff
+            if clock.tiers.activations == "dram":  # in SRAM only a second buffer of one tile
+                beyond, arriving = min(beyond, tile), 0
+            rest = height(beyond) * width(model.hidden_size) * element
             assert activations[row, column] == peak + rest
             resident = sum(
                 (height(shape[1]) if len(shape) == 2 else 1) * width(shape[0]) for shape in shapes
             )
-            waiting = height(handoff) * width(model.hidden_size) * element
+            waiting = height(arriving) * width(model.hidden_size) * element
             if clock.tiers.weights == "sram":
                 assert weights[row, column] == resident * weight
                 assert buffers[row, column] == waiting
@@ -162,6 +165,54 @@ def test_longer_chunks_leave_less_room(clock: Clock, chunk: int, more: int) -> N
     memory = memory_of(clock, 10**6, 0)
     shorter, longer = memory.load(chunk).activations, memory.load(chunk + more).activations
     assert longer.max() >= shorter.max()
+
+
+@few
+@given(clocks(), chunks, chunks, st.integers(0, 20), st.integers(1, 20))
+def test_die_memories_hold_each_byte_once(
+    clock: Clock, chunk: int, tile: int, handoff: int, more: int
+) -> None:
+    memory, tiers = memory_of(clock, tile, handoff), clock.tiers
+    width = clock.model.hidden_size * dtype_bytes(clock.model.dtype)
+    if not tiers.in_die_memory:
+        assert memory.die_places.size == 0
+        return
+    passing = chunk if chunk > tile else 0
+    held = {
+        "weights": memory.weight_bytes if tiers.weights == "dram" else 0,
+        "activations": passing * width if tiers.activations == "dram" else 0,
+        "buffers": handoff * width if tiers.activations == "dram" else 0,
+    }
+    assert memory.die_weights.sum() == held["weights"]
+    assert memory.die_activations(chunk).sum() == held["activations"]
+    assert memory.die_buffers.sum() == held["buffers"]
+    assert memory.die_load(chunk).sum() == sum(held.values())
+    assert (memory.die_load(chunk + more) >= memory.die_load(chunk)).all()
+    if tiers.kv == "dram":
+        room = memory.kv_room(chunk)
+        assert np.array_equal(room + memory.die_load(chunk), memory.die_places)
+
+
+@few
+@given(clocks(), chunks, chunks, st.integers(0, 20))
+def test_activations_in_die_memory_leave_the_cores_more_room(
+    clock: Clock, chunk: int, tile: int, handoff: int
+) -> None:
+    clock = replace(clock, tiers=replace(clock.tiers, activations="sram"), _memo={})
+    there = replace(clock, tiers=replace(clock.tiers, activations="dram"), _memo={})
+    on_cores = memory_of(clock, tile, handoff).load(chunk).total.sum()
+    in_dies = memory_of(there, tile, handoff).load(chunk).total.sum()
+    assert in_dies <= on_cores
+
+
+def test_what_a_die_lacks_is_a_shortage_too() -> None:
+    model, tiers = Model.from_hf(LLAMA), Tiers("sram", "sram", "dram")
+    memory = memory_of(clock_of(DIES, model, 6, 3, tiers), 8, 4)
+    need = int(memory.die_load(100).max())
+    assert need == (100 + 4) * 24 * 2 // 2
+    assert memory.shortage(100) < 0
+    full = DIES.replace({"dram.capacity_bytes": need - 7})
+    assert memory_of(clock_of(full, model, 6, 3, tiers), 8, 4).shortage(100) == 7
 
 
 def test_kv_of_one_token_in_quanta() -> None:

@@ -147,7 +147,7 @@ def test_a_collective_crosses_dies_at_their_links_speed(
         assert main([*words, "--pes", pes, "--json"]) == 0
         results.append(json.loads(capsys.readouterr().out)["result"])
     inside, across = results
-    assert across["wavelets"] == 4096 // (2_000_000_000_000 // (16 * 2_000_000_000)) + 1
+    assert across["wavelets"] == -(-4096 * 2 // 125)  # 2 TB/s, 16 cores, 2 GHz: 62.5 bytes a cycle
     assert inside["wavelets"] == 4096 // 256
     assert across["distance_cycles"] == 16 * 51
 

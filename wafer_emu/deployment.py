@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 
 import numpy as np
@@ -24,7 +24,7 @@ from wafer_emu.placement import (
     split_layers,
 )
 from wafer_emu.program import Lookup, Tensor
-from wafer_emu.stage_clocks import Shelf, StageClocks
+from wafer_emu.stage_clocks import Shelf, StageClocks, with_attention
 from wafer_emu.wafer import Wafer
 from wafer_kernels.errors import ConfigError, UsageError
 
@@ -91,6 +91,14 @@ class Deployment:
                 result.append(shared[same])
             self._memories[handoff_tokens] = tuple(result)
         return self._memories[handoff_tokens]
+
+    def with_attention(self, attention_bytes: Sequence[int], shelf: Shelf) -> Deployment:
+        """The same, but for what attention may use of a core of each stage."""
+        clocks = tuple(
+            with_attention(clock, size, shelf)
+            for clock, size in zip(self.clocks, attention_bytes, strict=True)
+        )
+        return replace(self, clocks=clocks, _costs={}, _memories={})
 
     def holds_embedding(self, stage: Stage) -> bool:
         """Whether the embedding table lives on a stage."""
@@ -275,9 +283,10 @@ def deploy(
     """Place a model on a wafer.
 
     Layers are split for the least slowest stage, head counted, at an even chunk in the middle of
-    the longest request. ``lean`` halves, each time, the tiles in which a chunk passes a layer and
-    what attention may use of a core. ``shelf`` keeps clocks for the next deployment of the same
-    model on the same wafer.
+    the longest request, with attention as if memory did not bind it; it may use whatever code and
+    weights leave of a core.
+    ``lean`` halves, each time, the tiles in which a chunk passes a layer.
+    ``shelf`` keeps clocks for the next deployment of the same model on the same wafer.
 
     Raises
     ------
@@ -304,20 +313,19 @@ def deploy(
     if not policy.streams_tokens:  # chunks are whole pages: an even one is then one tile
         tile = -(-tile // PAGE_TOKENS) * PAGE_TOKENS
     prefix = longest.prefix_tokens + longest.new_tokens // 2
-    clocks = StageClocks(wafer, model, options, tiers, lean, shelf)
+    clocks = StageClocks(wafer, model, options, tiers, shelf)
     costs: dict[tuple[object, ...], int] = {}
 
     @cache
-    def clock_of(stage: int, layers: range) -> Clock | None:
+    def free(stage: int, layers: range) -> int:
         embedding = stage == 0 and options.embedding == "first-stage"
-        return clocks.of(regions[stage], layers, embedding, stage == stages - 1)
+        return clocks.free(regions[stage], layers, embedding, stage == stages - 1)
 
     def cost(stage: int, first: int, number: int) -> int | None:
         layers = range(first, first + number)
-        clock = clock_of(stage, layers)
-        if clock is None:
+        if free(stage, layers) <= 0:
             return None
-        cycles = 0
+        clock, cycles = clocks.of(regions[stage]), 0
         for layer in layers:
             key = (id(clock), clock.layer_kind(layer))
             if key not in costs:
@@ -332,9 +340,8 @@ def deploy(
     chosen = []
     for stage in placement.stages:
         layers = range(stage.first_layer, stage.first_layer + stage.layers)
-        clock = clock_of(stage.index, layers)
-        assert clock is not None
-        chosen.append(clock)
+        clock = clocks.of(stage.region)
+        chosen.append(with_attention(clock, free(stage.index, layers), shelf))
     return Deployment(
         wafer, model, options, tiers, tile, (whole, model.layers), placement, tuple(chosen)
     )

@@ -20,7 +20,7 @@ from wafer_emu.engine import run_plan
 from wafer_emu.frames import Frames
 from wafer_emu.model import Model
 from wafer_emu.options import Options
-from wafer_emu.plan import LEANEST, Plan, make_plan, most_tokens
+from wafer_emu.plan import Plan, make_plan, most_tokens
 from wafer_emu.replay import Books, replay
 from wafer_emu.search import search
 from wafer_emu.stage_clocks import Shelf
@@ -378,7 +378,7 @@ def _longest(
         nonlocal refusal
         try:
             workload = Workload.single(tokens, prefix_tokens)
-            make_plan(wafer, model, workload, policy, options, shelf, leans=(LEANEST,))
+            make_plan(wafer, model, workload, policy, options, shelf, leanest=True)
         except CapacityError as error:
             refusal = {**error.details, "message": error.message}
             return False

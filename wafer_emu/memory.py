@@ -19,7 +19,8 @@ from wafer_emu.clock import Clock
 from wafer_emu.model import dtype_bytes
 from wafer_emu.placement import Stage
 from wafer_emu.program import Attention, Experts, Operation, Product, Program, Task, Tensor, lower
-from wafer_emu.tiling import FLOAT_BYTES, AttentionTiling
+from wafer_emu.ring_attention import Space
+from wafer_emu.tiling import FLOAT_BYTES
 from wafer_kernels import mesh
 
 __all__ = [
@@ -185,7 +186,7 @@ class StageMemory:
             region.columns,
             {shape[-1] for shape in shapes}
             | {tensor.rows for tensor in tensors}
-            | {self._query_tiles(p)[0] for p in programs}
+            | {space.query_tiles for program in programs for space in self._attention(program)}
             | {rest, self.handoff_tokens},
             {shape[0] for shape in shapes}
             | {tensor.columns for tensor in tensors}
@@ -254,12 +255,12 @@ class StageMemory:
             peak = np.maximum(peak, live)
         return peak
 
-    def _query_tiles(self, program: Program) -> tuple[int, AttentionTiling]:
-        """Query tiles that the program's attention holds at a time, and the tiling."""
+    def _attention(self, program: Program) -> tuple[Space, ...]:
+        """What the program's attention may take of a core, where key tiles travel."""
+        if self.clock.wafer.attention == "products":
+            return ()
         attention = next(each for each in program.operations() if isinstance(each, Attention))
-        tiling = self.clock.tiling(attention)
-        held = tiling.held_queries(self.stage.region.rows, attention.chunk)
-        return -(-held // tiling.query_tile), tiling
+        return self.clock.ring_attention(attention).space(attention.chunk)
 
     def _working(self, operation: Operation, program: Program, dealing: Dealing) -> Int64:
         """Bytes of an operation's own buffers a core: tiles that arrive, softmax state, sums."""
@@ -277,9 +278,11 @@ class StageMemory:
             blocks = self.clock.block_attention(operation)
             return zero + blocks.slice_bytes + dealing.rows(operation.chunk) * blocks.row_bytes
         if isinstance(operation, Attention):
-            tiles, tiling = self._query_tiles(program)
-            tokens = dealing.rows(tiles) * tiling.query_tile
-            return zero + tiling.key_buffer_bytes + tokens * tiling.query_bytes
+            most = zero
+            for tiles, query_tile_bytes, key_buffer_bytes in self._attention(program):
+                taken = key_buffer_bytes + dealing.rows(tiles) * query_tile_bytes
+                most = np.maximum(most, taken)
+            return most
         return zero
 
     @cached_property

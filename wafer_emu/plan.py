@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
 import numpy as np
@@ -16,6 +16,8 @@ import numpy.typing as npt
 
 import mocap.policy
 from mocap.policy import Move, Policy, Request
+from mocap.uniform import Uniform
+from wafer_emu.attention_room import beside_kv, shrunk, used
 from wafer_emu.clock import Tiers
 from wafer_emu.deployment import Deployment, deploy
 from wafer_emu.memory import StageMemory, kv_quantum_bytes
@@ -33,7 +35,9 @@ from wafer_kernels.errors import CapacityError
 __all__ = ["LEANEST", "Plan", "make_plan", "memory_tiers", "most_tokens"]
 
 Int64 = npt.NDArray[np.int64]
-LEANEST = 2  # tiles and attention working sets are halved at most so often
+LEANEST = 2  # the tiles in which chunks pass a layer are halved at most so often
+SHRINKINGS = (0, 1, 2, 64)  # of attention, tried until a plan fits; the last leaves least
+JUDGED_REQUESTS = 16  # by which candidates are compared: the first of a workload
 
 
 @dataclass
@@ -58,13 +62,21 @@ def make_plan(
     policy: Policy,
     options: Options,
     shelf: Shelf | None = None,
-    leans: Sequence[int] = range(LEANEST + 1),
+    leanest: bool = False,
 ) -> Plan:
-    """Make and admit the plan of a run: the roomiest way of working that fits.
+    """Make and admit the plan of a run: the fastest that fits in the first tiers that hold one.
 
-    Memory tiers are tried in order (SRAM before die memory), at full working sets first, then with
-    leaner and leaner tiles (``leans``). ``shelf`` keeps clocks from plan to plan of one wafer,
-    model and options.
+    Chunks pass a layer whole, in halves or in quarters, and attention uses what is left beside the
+    KV of a request. Which of these is the fastest is told by even chunks; in that order they are
+    planned and admitted. If none is, attention gets less and less. No candidate depends on
+    how much memory there is, which only decides what fits: more of it is never slower.
+
+    Parameters
+    ----------
+    shelf
+        Keeps clocks from plan to plan of one wafer, model and options.
+    leanest
+        Only the way of working that takes the least memory.
 
     Raises
     ------
@@ -74,17 +86,11 @@ def make_plan(
     shelf = {} if shelf is None else shelf
     requests = _requests(wafer, workload)
     failure: CapacityError | None = None
-    for lean in leans if options.kv_budget is None else (0,):
-        full: set[str] = set()  # tiers that the weights alone overfill
-        for tiers in memory_tiers(wafer, options):
-            if tiers.weights in full:
-                continue
-            try:
-                return _plan_in(wafer, model, requests, policy, options, tiers, lean, shelf)
-            except CapacityError as error:
-                failure = error
-                if error.details.get("weights"):
-                    full.add(tiers.weights)
+    for tiers in memory_tiers(wafer, options):
+        try:
+            return _fastest(wafer, model, requests, policy, options, tiers, leanest, shelf)
+        except CapacityError as error:
+            failure = error
     assert failure is not None
     raise failure
 
@@ -114,36 +120,98 @@ def _requests(wafer: Wafer, workload: Workload) -> list[Request]:
     ]
 
 
-def _plan_in(
+def _fastest(
     wafer: Wafer,
     model: Model,
     waiting: list[Request],
     policy: Policy,
     options: Options,
     tiers: Tiers,
-    lean: int,
+    leanest: bool,
     shelf: Shelf,
 ) -> Plan:
-    """Plan in given tiers and with given leanness.
+    """The fastest plan in given tiers.
 
-    A request that streams whole takes the fastest tiles no larger than the chunk policies'.
+    Raises
+    ------
+    CapacityError
+        If it fits in none of the ways of working; that of the leanest.
     """
     longest = max(waiting, key=lambda one: one.new_tokens)
-    finest = LEANEST if policy.streams_tokens else lean
-    deployments = [
-        deploy(wafer, model, options, policy, tiers, each, longest, shelf)
-        for each in range(lean, finest + 1)
-    ]
-    deployment = min(deployments, key=lambda each: _whole_cycles(each, longest))
+    tokens = max(one.tokens for one in waiting)
+    roomy = []
+    for lean in range(LEANEST if leanest else 0, LEANEST + 1):
+        deployment = deploy(wafer, model, options, policy, tiers, lean, longest, shelf)
+        usual = longest.new_tokens
+        if not policy.streams_tokens:
+            usual = min(usual, deployment.tile_tokens * 2**lean)
+        follows = usual if len(waiting) > 1 or usual < longest.new_tokens else 0
+        refuse_too_long(shrunk(deployment, SHRINKINGS[-1], shelf), policy, longest)
+        roomy.append((beside_kv(deployment, policy, tokens, usual, follows, shelf), usual))
+    failure: CapacityError | None = None
+    tried: set[tuple[int, ...]] = set()
+    for times in SHRINKINGS[-1:] if leanest else SHRINKINGS:
+        candidates = [(shrunk(one, times, shelf), usual) for one, usual in roomy]
+        if len(candidates) > 1:
+            candidates.sort(key=lambda one: _even_cycles(one[0], policy, waiting))
+        for deployment, usual in candidates:
+            key = (deployment.tile_tokens, *(each.attention_bytes for each in deployment.clocks))
+            if key not in tried:
+                tried.add(key)
+                try:
+                    return _plan_on(deployment, waiting, policy, longest, usual, shelf)
+                except CapacityError as error:
+                    failure = error
+    assert failure is not None
+    raise failure
+
+
+def _even_cycles(deployment: Deployment, policy: Policy, waiting: Sequence[Request]) -> int:
+    """Makespan of the first requests in even chunks, or whole if the policy does not cut them.
+
+    As if KV needed no memory. It is that of ``uniform`` itself.
+    """
+    chunks = deployment.options.given_chunks or len(deployment.stages)
+    uncut: Policy = Uniform() if policy.uses else Policy()
+    requests = Policy().order(waiting)[:JUDGED_REQUESTS]
+    setting = deployment.setting(chunks, [0] * len(deployment.stages), [0] * len(deployment.stages))
+    cuts = _cut_all(uncut, requests, setting)
+    order = _order(deployment, policy, requests, cuts, deployment.memories(0))
+    stages, count = order.compute.shape
+    nothing = np.zeros((stages, 1, count), np.int64)
+    tasks = pipeline.Tasks(
+        arrivals(order),
+        order.last.astype(np.int64),
+        order.compute,
+        handoffs(order),
+        np.arange(stages, dtype=np.int64)[:, np.newaxis],
+        nothing,
+        np.zeros((stages, count + 1), np.int64),
+    )
+    schedule = pipeline.schedule(stages, count)
+    pipeline.run(tasks, np.arange(count, dtype=np.int64), schedule)
+    return int(schedule.end.max())
+
+
+def _plan_on(
+    deployment: Deployment,
+    waiting: list[Request],
+    policy: Policy,
+    longest: Request,
+    usual: int,
+    shelf: Shelf,
+) -> Plan:
+    """Cut, move and admit; then attention keeps only what its tasks use."""
     requests = _in_service_order(deployment, policy, waiting)
-    chunks = options.given_chunks or len(deployment.stages)
-    usual = min(deployment.tile_tokens * 2**lean, longest.new_tokens)
-    refuse_too_long(deployment, policy, longest)
+    chunks = deployment.options.given_chunks or len(deployment.stages)
     told = _told(deployment, deployment.memories(usual), chunks, longest, usual)
     cuts = _cut_all(policy, requests, told)
     following = max(max(sizes) for sizes in cuts) if sum(map(len, cuts)) > 1 else 0
-    memories = deployment.memories(following)
-    return _admit(_order(deployment, policy, requests, cuts, memories), chunks)
+    order = _order(deployment, policy, requests, cuts, deployment.memories(following))
+    kept = used(order, shelf)
+    order = replace(order, deployment=kept, memories=kept.memories(following))
+    _refuse_overfull(order)
+    return _admit(order, chunks)
 
 
 def most_tokens(wafer: Wafer, model: Model, policy: Policy, options: Options, shelf: Shelf) -> int:
@@ -163,6 +231,7 @@ def most_tokens(wafer: Wafer, model: Model, policy: Policy, options: Options, sh
         except CapacityError as error:
             failure = error
             continue
+        deployment = shrunk(deployment, SHRINKINGS[-1], shelf)
         needs = quanta_per_token(deployment, policy)
         rooms = [memory.kv_quanta(1) for memory in deployment.memories(0)]
         if type(policy).reallocate is not Policy.reallocate:
@@ -171,11 +240,6 @@ def most_tokens(wafer: Wafer, model: Model, policy: Policy, options: Options, sh
     if most == 0 and failure is not None:
         raise failure
     return most
-
-
-def _whole_cycles(deployment: Deployment, request: Request) -> int:
-    """Cycles of the slowest stage on a whole request."""
-    return deployment.slowest_cost()(request.new_tokens, request.prefix_tokens)
 
 
 def _told(
@@ -241,13 +305,13 @@ def _order(
     cuts: list[list[int]],
     memories: tuple[StageMemory, ...],
 ) -> Order:
-    """Line the chunks up; refuse them if working sets and weights alone overfill a core."""
+    """Line the chunks up."""
     request = np.repeat(np.arange(len(cuts)), [len(each) for each in cuts])
     before = [
         one.prefix_tokens + np.cumsum([0, *each[:-1]])
         for one, each in zip(requests, cuts, strict=True)
     ]
-    order = Order(
+    return Order(
         deployment=deployment,
         policy=policy,
         requests=requests,
@@ -259,13 +323,16 @@ def _order(
         prefix=np.concatenate(before).astype(np.int64),
         last=np.append(request[1:] != request[:-1], True),
     )
+
+
+def _refuse_overfull(order: Order) -> None:
+    """Refuse chunks whose working sets overfill a core, weights counted."""
     largest = int(order.largest_chunks[0])
-    for stage, memory in enumerate(memories):
+    for stage, memory in enumerate(order.memories):
         if memory.shortage(largest) > 0:
-            error = capacity_error(deployment, memory, stage, largest)
+            error = capacity_error(order.deployment, memory, stage, largest)
             error.details["weights"] = True
             raise error
-    return order
 
 
 def _admit(order: Order, chunks: int) -> Plan:

@@ -1,0 +1,135 @@
+"""How much of a core attention may use: the most that leaves the KV of a request its room.
+
+More is never slower, since attention then has more tilings to choose from. The bytes are those of
+known tilings, whatever the memory: with more of it a stage's attention gets as much or more.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from mocap.policy import Policy
+from wafer_emu.deployment import Deployment
+from wafer_emu.memory import StageMemory
+from wafer_emu.order import Order, quanta_per_token
+from wafer_emu.program import attention_operation
+from wafer_emu.stage_clocks import Shelf, attention_levels, with_attention
+
+__all__ = ["beside_kv", "shrunk", "used"]
+
+
+def beside_kv(
+    deployment: Deployment,
+    policy: Policy,
+    tokens: int,
+    load_tokens: int,
+    handoff_tokens: int,
+    shelf: Shelf,
+) -> Deployment:
+    """A deployment whose attention uses what is left beside the KV of a request.
+
+    Where a stage cannot hold its own KV and the policy moves KV, all stages get equally much, as
+    much as leaves room for the KV of all of them together.
+
+    Parameters
+    ----------
+    tokens
+        Of the longest prompt, resident prefix included.
+    load_tokens
+        Of the chunk that is at work while all its KV is there.
+    handoff_tokens
+        Of a chunk that may arrive meanwhile.
+    """
+    if deployment.options.kv_budget is not None or deployment.wafer.attention != "ring":
+        return deployment
+    needs = [tokens * each for each in quanta_per_token(deployment, policy)]
+    stages = [_Stage(memory, load_tokens, shelf) for memory in deployment.memories(handoff_tokens)]
+    chosen = [stage.most(need) for stage, need in zip(stages, needs, strict=True)]
+    if min(chosen) < 0 and type(policy).reallocate is not Policy.reallocate:
+        chosen = _pooled(stages, sum(needs))
+    return deployment.with_attention(
+        [stage.levels[max(0, level)] for stage, level in zip(stages, chosen, strict=True)], shelf
+    )
+
+
+def _pooled(stages: Sequence[_Stage], need: int) -> list[int]:
+    """The level that leaves all stages together room for all of their KV, if each has it."""
+    most = [max(0, stage.most(0)) for stage in stages]
+
+    def fits(level: int) -> bool:
+        return (
+            sum(stage.quanta(min(level, own)) for stage, own in zip(stages, most, strict=True))
+            >= need
+        )
+
+    found = bisect_right(range(max(most) + 1), False, key=lambda level: not fits(level)) - 1
+    return [min(max(0, found), own) for own in most]
+
+
+class _Stage:
+    """What KV has room for on a stage, at each level of attention's bytes."""
+
+    def __init__(self, memory: StageMemory, load_tokens: int, shelf: Shelf) -> None:
+        self._memory, self._load_tokens, self._shelf = memory, load_tokens, shelf
+        self.levels = attention_levels(memory.clock)
+        self._known: dict[int, int] = {}
+
+    def quanta(self, level: int) -> int:
+        """KV quanta beside attention at a level; -1 if attention alone does not fit."""
+        if level not in self._known:
+            clock = with_attention(self._memory.clock, self.levels[level], self._shelf)
+            memory = replace(self._memory, clock=clock, _loads={})
+            short = memory.shortage(self._load_tokens) > 0
+            self._known[level] = -1 if short else memory.kv_quanta(self._load_tokens)
+        return self._known[level]
+
+    def most(self, need: int) -> int:
+        """Highest level that leaves room for ``need`` quanta; -1 if none does."""
+        within = range(bisect_right(self.levels, self._memory.clock.attention_bytes))
+        return bisect_right(within, False, key=lambda level: self.quanta(level) < need) - 1
+
+
+def shrunk(deployment: Deployment, times: int, shelf: Shelf) -> Deployment:
+    """A deployment whose attention uses less: the number of its level is halved so many times."""
+    sizes = []
+    for clock in deployment.clocks:
+        levels = attention_levels(clock) or [0]
+        level = bisect_right(levels, clock.attention_bytes) - 1
+        sizes.append(levels[max(0, level) >> times])
+    return deployment.with_attention(sizes, shelf)
+
+
+def used(order: Order, shelf: Shelf) -> Deployment:
+    """The order's deployment, without what attention could use but no task of the order does.
+
+    Every task takes the tiling that it took before.
+    """
+    deployment = order.deployment
+    if deployment.wafer.attention != "ring":
+        return deployment
+    pieces: dict[int, set[int]] = {}
+    for tokens, prefix in zip(order.tokens.tolist(), order.prefix.tolist(), strict=True):
+        for tile, before in deployment.tiles(tokens):
+            pieces.setdefault(tile, set()).add(prefix + before)
+    known: dict[tuple[int, object], int] = {}
+    sizes = []
+    for clock, kinds in zip(deployment.clocks, deployment.layer_kinds, strict=True):
+        for layer, kind in kinds:
+            if (id(clock), kind) not in known:
+                known[id(clock), kind] = max(
+                    clock.ring_attention(operation).most_bytes(
+                        operation, np.array(sorted(prefixes), np.int64)
+                    )
+                    for tile, prefixes in pieces.items()
+                    for operation in [
+                        attention_operation(
+                            clock.model, layer, tile, 0, deployment.options.causal_skip
+                        )
+                    ]
+                )
+        sizes.append(max(known[id(clock), kind] for _, kind in kinds))
+    return deployment.with_attention(sizes, shelf)

@@ -47,7 +47,9 @@ def beside_kv(
     if deployment.options.kv_budget is not None or deployment.wafer.attention != "ring":
         return deployment
     needs = [tokens * each for each in quanta_per_token(deployment, policy)]
-    stages = [_Stage(memory, load_tokens, shelf) for memory in deployment.memories(handoff_tokens)]
+    memories = deployment.memories(handoff_tokens)
+    kinds = {id(memory): _Stage(memory, load_tokens, shelf) for memory in memories}
+    stages = [kinds[id(memory)] for memory in memories]
     chosen = [stage.most(need) for stage, need in zip(stages, needs, strict=True)]
     if min(chosen) < 0 and type(policy).reallocate is not Policy.reallocate:
         chosen = _pooled(stages, sum(needs))

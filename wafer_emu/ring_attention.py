@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -28,24 +29,26 @@ Int64 = npt.NDArray[np.int64]
 OwnCycles = dict[tuple[object, ...], tuple[int, int]]
 OwnBounds = dict[tuple[object, ...], Int64]
 NEVER = np.iinfo(np.int64).max
+NOTHING, EXACT = 0, 2  # what is known of the own keys of a way's blocks; 1: a bound
 
 
 class _Ways(NamedTuple):
     """Tilings at work on a chunk, the leanest first; B query blocks of all of them in a row.
 
-    ``first`` block of each way (W,) and ``way`` of each block (B,); ``shared`` (B, 3) its units,
-    splits and key tile, ``sizes`` (B,) and ``before`` (B,) its tokens and those before it,
-    ``bounds`` (B,) what it takes at least against its own keys. ``ends`` (W,) are the cycles of
-    gathering queries and merging splits.
+    ``blocks`` of each way, its ``first`` (W,); of each block ``shared`` (B, 3) units, splits and
+    key tile, ``sizes`` (B,) and ``before`` (B,) its tokens and those before it, ``own`` (B,) what
+    it takes at least against its own keys, by what is ``known`` (W,) of the way. ``ends`` (W,) are
+    the cycles of gathering queries and merging splits.
     """
 
     tilings: list[AttentionTiling]
+    blocks: list[slice]
     first: Int64
-    way: Int64
     shared: Int64
     sizes: Int64
     before: Int64
-    bounds: Int64
+    own: Int64
+    known: Int64
     ends: Int64
 
 
@@ -69,7 +72,6 @@ class RingAttention:
     clock: Clock
     operation: Attention
     _ways_of: dict[int, _Ways] = field(default_factory=dict, repr=False)
-    _own_of: dict[tuple[int, int], Int64] = field(default_factory=dict, repr=False)
     _spaces: dict[int, tuple[Space, ...]] = field(default_factory=dict, repr=False)
     _fastest: dict[tuple[int, int], AttentionTiling] = field(default_factory=dict, repr=False)
 
@@ -139,47 +141,49 @@ class RingAttention:
     def _cycles(self, operation: Attention, prefixes: Int64) -> tuple[Int64, Int64]:
         """Cycles after many prefixes, and the number of the way that takes them (P,).
 
-        What a way takes at least is known before the ring kernel is asked about the blocks' own
-        keys: ways that can't be as fast as the fastest after any prefix are left out.
+        What the blocks' own keys take is first left out, then bounded, then asked of the ring
+        kernel: only of ways that can still be as fast as the fastest after some prefix.
         """
         ways = self._ways(operation.chunk)
         earlier = self.clock.earlier_keys(
             operation, prefixes[:, np.newaxis], ways.sizes, ways.before
         )
         met = entries.prefix_blocks(self._flat, ways.shared, ways.sizes, earlier)
-        least = self._totals(ways, met, ways.bounds, earlier)
-        cycles = np.full(least.shape, NEVER)
-        fastest = np.full(prefixes.shape, NEVER)
-        open_ways = least.sum(axis=0)
+        blocks = self._blocks_cycles(met + ways.own, ways.sizes, earlier)
+        cycles = np.add.reduceat(blocks, ways.first, axis=1) + ways.ends
+        fastest = np.min(cycles, axis=1, initial=NEVER, where=ways.known == EXACT)
         while True:
-            number = int(np.argmin(open_ways))
-            if open_ways[number] == NEVER:
-                return fastest, np.argmin(cycles, axis=1)
-            open_ways[number] = NEVER
-            if np.any(least[:, number] <= fastest):
-                own = self._own_cycles(ways, number)
-                cycles[:, number] = self._totals(ways, met, own, earlier)[:, number]
+            promising = np.any(cycles <= fastest[:, np.newaxis], axis=0) & (ways.known < EXACT)
+            if not promising.any():
+                exact = np.where(ways.known == EXACT, cycles, NEVER)
+                return fastest, np.argmin(exact, axis=1)
+            number = int(np.argmin(np.where(promising, cycles.sum(axis=0), NEVER)))
+            here = ways.blocks[number]
+            self._learn(ways, number)
+            blocks = self._blocks_cycles(
+                met[:, here] + ways.own[here], ways.sizes[here], earlier[:, here]
+            )
+            cycles[:, number] = blocks.sum(axis=1) + ways.ends[number]
+            if ways.known[number] == EXACT:
                 fastest = np.minimum(fastest, cycles[:, number])
 
-    def _totals(self, ways: _Ways, met: Int64, own: Int64, earlier: Int64) -> Int64:
-        """Cycles (P, W) of all blocks (P, B) and of the ends; KV may come from die memory."""
-        clock, cycles = self.clock, met + own
-        if clock.tiers.kv == "dram":
-            width = clock.kv_bytes(self.operation, 1)
-            streamed = np.ceil((earlier + ways.sizes) * width / clock.dram_bytes_per_cycle)
-            cycles = np.maximum(cycles, streamed.astype(np.int64))
-        totals: Int64 = np.add.reduceat(cycles, ways.first, axis=1) + ways.ends
-        return totals
+    def _blocks_cycles(self, cycles: Int64, sizes: Int64, earlier: Int64) -> Int64:
+        """Cycles of query blocks, or of their KV's way from die memory where that is longer."""
+        clock = self.clock
+        if clock.tiers.kv == "sram":
+            return cycles
+        width = clock.kv_bytes(self.operation, 1)
+        streamed = np.ceil((earlier + sizes) * width / clock.dram_bytes_per_cycle)
+        return np.maximum(cycles, streamed.astype(np.int64))
 
-    def _own_cycles(self, ways: _Ways, number: int) -> Int64:
-        """Cycles of a way's blocks against their own keys; bounds of the others (B,)."""
-        key = int(ways.sizes[ways.way == number].sum()), number
-        if key not in self._own_of:
-            own = ways.bounds.copy()
-            for block in np.flatnonzero(ways.way == number):
-                own[block] = self._own(ways.tilings[number], int(ways.sizes[block]))
-            self._own_of[key] = own
-        return self._own_of[key]
+    def _learn(self, ways: _Ways, number: int) -> None:
+        """Learn more of what a way's blocks take against their own keys."""
+        here, tiling = ways.blocks[number], ways.tilings[number]
+        ask = self._bound if ways.known[number] == NOTHING else self._own
+        sizes = ways.sizes[here].tolist()
+        found = {size: ask(tiling, size) for size in set(sizes)}
+        ways.own[here] = [found[size] for size in sizes]
+        ways.known[number] += 1
 
     def _own(self, tiling: AttentionTiling, size: int) -> int:
         """Cycles of a block against its own keys.
@@ -219,27 +223,21 @@ class RingAttention:
                 differ.setdefault((each.units, each.key_tile, count), each)
             tilings = list(differ.values())
             blocks = [
-                (
-                    number,
-                    each.units,
-                    each.splits,
-                    each.key_tile,
-                    size,
-                    before,
-                    self._bound(each, size),
-                )
+                (number, each.units, each.splits, each.key_tile, size, before)
                 for number, each in enumerate(tilings)
                 for size, before in each.query_blocks(rows, chunk)
             ]
-            way, units, splits, key_tile, sizes, before, bounds = np.array(blocks, np.int64).T
+            way, units, splits, key_tile, sizes, before = np.array(blocks, np.int64).T
+            first = np.flatnonzero(np.diff(way, prepend=-1))
             self._ways_of[chunk] = _Ways(
                 tilings,
-                np.flatnonzero(np.diff(way, prepend=-1)),
-                way,
+                [slice(a, b) for a, b in pairwise([*first.tolist(), way.size])],
+                first,
                 np.stack((units, splits, key_tile), axis=1),
                 np.ascontiguousarray(sizes),
                 before,
-                bounds,
+                np.zeros_like(sizes),
+                np.full(len(tilings), NOTHING),
                 np.array([self.ends(each, chunk) for each in tilings], np.int64),
             )
         return self._ways_of[chunk]

@@ -264,23 +264,30 @@ def _own_steps(cost: AttentionCost, chunk: int, size: int, row: int) -> int:
 
 @kernel()
 def own_bounds(cost: AttentionCost, chunk: int) -> Int64:
-    """Cycles that the chunk's own keys take at least, for every multiple of the granule.
+    """Cycles that the chunk's own keys take at least, for every multiple of the granule (sizes,).
 
-    The rows of the first and the last query tile do their steps of split 0, whatever they wait for;
-    and its first tile comes to row 1 last, after all other rows. Returns (sizes,).
+    The rows of the first and the last query tile do their steps of split 0, whatever they wait for.
+    Its first tile comes to row 1 last, after all other rows. With tiles for T rows only, row T
+    starts once the first tile has come all the way around.
     """
-    last = (-(-chunk // cost.query_tile) - 1) % cost.rows
+    rows, query_tiles = cost.rows, -(-chunk // cost.query_tile)
+    last = (query_tiles - 1) % rows
     bounds = np.empty(cost.key_tile // cost.key_granule, np.int64)
     for index in range(bounds.size):
         size = (index + 1) * cost.key_granule
-        bounds[index] = _own_steps(cost, chunk, size, 0)
-        if last != 0:
-            bounds[index] = max(bounds[index], _own_steps(cost, chunk, size, last))
         keys = min(size, chunk)
-        queries = row_queries(cost, chunk, 1, 0, keys - 1) if cost.rows > 1 else 0
+        shift = shift_cycles(cost, keys)
+        bounds[index] = _own_steps(cost, chunk, size, last)
+        tiles = -(-chunk // (size * cost.splits))
+        if cost.window == 0 and tiles < min(rows, query_tiles):
+            behind = (rows - tiles) * shift + _own_steps(cost, chunk, size, tiles)
+            bounds[index] = max(bounds[index], behind)
+        elif last != 0:
+            bounds[index] = max(bounds[index], _own_steps(cost, chunk, size, 0))
+        queries = row_queries(cost, chunk, 1, 0, keys - 1) if rows > 1 else 0
         if queries > 0:
-            way = (cost.rows - 1) * shift_cycles(cost, keys)
-            bounds[index] = max(bounds[index], way + step_cycles(cost, queries, keys))
+            around = (rows - 1) * shift + step_cycles(cost, queries, keys)
+            bounds[index] = max(bounds[index], around)
     return bounds
 
 

@@ -21,7 +21,7 @@ __all__ = ["AttentionTiling", "attention_cost", "attention_tilings", "core_cost"
 FLOAT_BYTES = 4  # partial sums and softmax statistics
 MOST_KEY_TILE = 64  # longer tiles save little and cost memory (assumed)
 MOST_SPARE_UNITS = 3  # units a column beyond the fewest that are tried
-USUAL_ROW_TOKENS = (2, 4, 6, 8, 12, 16, 24, 32, 64, 256)  # queries of a row at which tilings compete
+USUAL_ROW_TOKENS = (2, 4, 6, 8, 12, 16, 24, 32, 64, 256)  # queries of a row: who is best there?
 LEVELS_PER_OCTAVE = 4  # of bytes, at each of which the best tiling is kept
 
 

@@ -230,8 +230,9 @@ class StageMemory:
         if self.clock.tiers.weights == "dram":
             largest = max((shape for shape in self._shape_counts if len(shape) == 2), key=math.prod)
             streamed = dealing.matrix(largest[1], largest[0])
-            piece = self.clock.wafer.core.sram_bytes // STREAM_SHARE
-            total = total + 2 * np.minimum(streamed * dtype_bytes(self.clock.weights_dtype), piece)
+            # both at once, so that a byte more of memory never leaves less beside them
+            most = 2 * self.clock.wafer.core.sram_bytes // STREAM_SHARE
+            total = total + np.minimum(2 * streamed * dtype_bytes(self.clock.weights_dtype), most)
         return total
 
     def _peak(self, program: Program, dealing: Dealing) -> Int64:

@@ -6,7 +6,7 @@ known tilings, whatever the memory: with more of it a stage's attention gets as 
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -133,5 +133,7 @@ def used(order: Order, shelf: Shelf) -> Deployment:
                         )
                     ]
                 )
-        sizes.append(max(known[id(clock), kind] for _, kind in kinds))
+        most = max(known[id(clock), kind] for _, kind in kinds)
+        levels = attention_levels(clock)
+        sizes.append(levels[bisect_left(levels, most)])
     return deployment.with_attention(sizes, shelf)

@@ -92,11 +92,11 @@ class RingAttention:
         cost = self._unshared._replace(rows=1, window=0, causal_skip=1)
         return attention_tilings(cost, self.clock.region.columns, self.operation.heads)
 
-    @cached_property
-    def tilings(self) -> tuple[AttentionTiling, ...]:
-        """Those that fit, or the leanest: the ledger then tells that it does not."""
-        known, most = self.known_tilings, self.clock.attention_bytes
-        return tuple(each for each in known if each.bytes <= most) or known[:1]
+    def tilings(self, chunk: int) -> list[AttentionTiling]:
+        """Those that fit a chunk, or the leanest: the ledger then tells that it does not."""
+        rows, most = self.clock.region.rows, self.clock.attention_bytes
+        fitting = [each for each in self.known_tilings if each.held_bytes(rows, chunk) <= most]
+        return fitting or [self.known_tilings[0]]
 
     def cost(self, tiling: AttentionTiling) -> AttentionCost:
         """Parameters of the attention kernels under a tiling."""
@@ -111,7 +111,7 @@ class RingAttention:
         """
         if chunk not in self._spaces:
             most: dict[tuple[int, int], int] = {}
-            for each in self.tilings:
+            for each in self.tilings(chunk):
                 tiles = each.held_query_tiles(self.clock.region.rows, chunk)
                 key = tiles, each.query_tile * each.query_bytes
                 most[key] = max(most.get(key, 0), each.key_buffer_bytes)
@@ -132,7 +132,10 @@ class RingAttention:
     def most_bytes(self, operation: Attention, prefixes: Int64) -> int:
         """Bytes of the roomiest tiling that a chunk takes after any of many prefixes (P,)."""
         ways, chosen = self._ways(operation.chunk), self._cycles(operation, prefixes)[1]
-        return max(ways.tilings[number].bytes for number in np.unique(chosen))
+        rows = self.clock.region.rows
+        return max(
+            ways.tilings[number].held_bytes(rows, operation.chunk) for number in np.unique(chosen)
+        )
 
     def cycles(self, operation: Attention, prefixes: Int64) -> Int64:
         """Cycles of an operation's chunk after many prefixes (P,)."""
@@ -218,7 +221,7 @@ class RingAttention:
         if chunk not in self._ways_of:
             rows = self.clock.region.rows
             differ: dict[tuple[int, int, int], AttentionTiling] = {}
-            for each in self.tilings:
+            for each in self.tilings(chunk):
                 count = each.block_count(rows, chunk)
                 differ.setdefault((each.units, each.key_tile, count), each)
             tilings = list(differ.values())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -16,6 +18,7 @@ from wafer_kernels.errors import CapacityError
 __all__ = ["UNBOUNDED", "Shelf", "StageClocks", "attention_levels", "with_attention"]
 
 Shelf = dict[tuple[object, ...], Clock]  # of one wafer, model and options
+LEVELS_PER_OCTAVE = 8  # of bytes that attention may have: a tenth apart
 UNBOUNDED = 2**62  # attention bytes of a clock that no memory binds
 
 
@@ -28,11 +31,11 @@ def _fullest(region: Region, shape: tuple[int, ...]) -> int:
 def with_attention(clock: Clock, attention_bytes: int, shelf: Shelf) -> Clock:
     """A clock that differs in what attention may use of a core; they share what both know.
 
-    The bytes are rounded down to what a known tiling takes, so that stages share clocks.
+    The bytes are rounded down to a level, so that stages share clocks.
     """
-    attention_bytes = max(
-        (level for level in attention_levels(clock) if level <= attention_bytes), default=0
-    )
+    levels = attention_levels(clock)
+    number = bisect_right(levels, attention_bytes)
+    attention_bytes = levels[number - 1] if number else 0
     region = clock.region
     known = (region.rows, region.columns, region.dies(clock.wafer), clock.tiers, attention_bytes)
     if known not in shelf:
@@ -41,11 +44,18 @@ def with_attention(clock: Clock, attention_bytes: int, shelf: Shelf) -> Clock:
 
 
 def attention_levels(clock: Clock) -> list[int]:
-    """Bytes of the tilings that a clock's attention chooses from; none where it has no choice."""
+    """Bytes of a core that attention may have, from the least tiling's to the roomiest's.
+
+    They do not depend on how much memory there is; none where attention has no choice.
+    """
     if clock.wafer.attention != "ring":
         return []
     attention = attention_operation(clock.model, 0, 1, 0)
-    return [tiling.bytes for tiling in clock.ring_attention(attention).known_tilings]
+    known = clock.ring_attention(attention).known_tilings
+    least, most = known[0].bytes, max(tiling.bytes for tiling in known)
+    octaves = math.log2(most / least)
+    steps = range(math.ceil(octaves * LEVELS_PER_OCTAVE))
+    return [*(math.floor(least * 2 ** (step / LEVELS_PER_OCTAVE)) for step in steps), most]
 
 
 @dataclass

@@ -21,7 +21,19 @@ __all__ = ["AttentionTiling", "attention_cost", "attention_tilings", "core_cost"
 FLOAT_BYTES = 4  # partial sums and softmax statistics
 MOST_KEY_TILE = 64  # longer tiles save little and cost memory (assumed)
 MOST_SPARE_UNITS = 3  # units a column beyond the fewest that are tried
-USUAL_ROW_TOKENS = (2, 4, 6, 8, 12, 16, 24, 32, 64, 256)  # queries of a row: who is best there?
+USUAL_ROW_TOKENS = (
+    2,
+    4,
+    6,
+    8,
+    12,
+    16,
+    24,
+    32,
+    64,
+    128,
+    256,
+)  # queries of a row: who is best there?
 LEVELS_PER_OCTAVE = 4  # of bytes, at each of which the best tiling is kept
 
 
@@ -78,6 +90,11 @@ class AttentionTiling:
     def held_query_tiles(self, rows: int, chunk: int) -> int:
         """Query tiles that memory is laid out for: never fewer for a longer chunk."""
         return -(-min(chunk, rows * self.block_row_tokens) // self.query_tile)
+
+    def held_bytes(self, rows: int, chunk: int) -> int:
+        """What a chunk takes of the core that holds most of it."""
+        row_tiles = -(-self.held_query_tiles(rows, chunk) // rows)
+        return self.key_buffer_bytes + row_tiles * self.query_tile * self.query_bytes
 
     def query_blocks(self, rows: int, chunk: int) -> Iterator[tuple[int, int]]:
         """(tokens, tokens before) of the even blocks that a chunk's queries are taken in."""

@@ -210,7 +210,7 @@ def test_attention_is_the_blocks_and_the_ends_of_its_fastest_tiling(
     clock.tiers = Tiers()
     operation = attention_operation(clock.model, 0, chunk, prefix)
     ring, found = clock.ring_attention(operation), {}
-    for tiling in ring.tilings:
+    for tiling in ring.tilings(chunk):
         cost = ring.cost(tiling)
         found[tiling] = ring.ends(tiling, chunk)
         for size, before in tiling.query_blocks(clock.region.rows, chunk):

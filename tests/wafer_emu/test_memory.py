@@ -100,7 +100,7 @@ def test_every_core_holds_what_a_loop_over_tensors_finds(
                             "key_buffer": tiling.key_buffer_bytes,
                             "query": tiling.query_bytes,
                         }
-                        for tiling in clock.ring_attention(attention).tilings
+                        for tiling in clock.ring_attention(attention).tilings(attention.chunk)
                     ],
                 }
                 peak = max(peak, naive.peak_bytes(operations, height, width, sizes))

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import mocap.policy
 from mocap.policy import Move, Policy, Request
 from mocap.uniform import Uniform
-from wafer_emu.attention_room import beside_kv, shrunk, used
+from wafer_emu.attention_room import beside_kv, moments, shrunk, used
 from wafer_emu.clock import Tiers
 from wafer_emu.deployment import Deployment, deploy
 from wafer_emu.memory import StageMemory, kv_quantum_bytes
@@ -138,20 +138,29 @@ def _fastest(
         If it fits in none of the ways of working; that of the leanest.
     """
     longest = max(waiting, key=lambda one: one.new_tokens)
-    tokens = max(one.tokens for one in waiting)
-    roomy = []
+    resident = max(one.tokens for one in waiting) - longest.new_tokens
+    roomy, own_times = [], None
     for lean in range(LEANEST if leanest else 0, LEANEST + 1):
         deployment = deploy(wafer, model, options, policy, tiers, lean, longest, shelf)
         usual = longest.new_tokens
         if not policy.streams_tokens:
             usual = min(usual, deployment.tile_tokens * 2**lean)
-        follows = usual if len(waiting) > 1 or usual < longest.new_tokens else 0
         refuse_too_long(shrunk(deployment, SHRINKINGS[-1], shelf), policy, longest)
-        roomy.append((beside_kv(deployment, policy, tokens, usual, follows, shelf), usual))
+        even, several = _even_cuts(deployment, policy, [longest])[0], len(waiting) > 1
+        follows = max(even) if several or len(even) > 1 else 0
+        times = moments(even, resident, several)
+        placed, alone = beside_kv(deployment, policy, times, follows, shelf)
+        if not alone and policy.uses and not leanest:  # its own cuts may leave room: of small ends
+            if own_times is None:
+                own_times = moments(
+                    _cuts(deployment, policy, [longest], usual)[0], resident, several
+                )
+            placed, _ = beside_kv(deployment, policy, own_times, follows, shelf)
+        roomy.append((placed, usual))
     failure: CapacityError | None = None
     tried: set[tuple[int, ...]] = set()
-    for times in SHRINKINGS[-1:] if leanest else SHRINKINGS:
-        candidates = [(shrunk(one, times, shelf), usual) for one, usual in roomy]
+    for halvings in SHRINKINGS[-1:] if leanest else SHRINKINGS:
+        candidates = [(shrunk(one, halvings, shelf), usual) for one, usual in roomy]
         if len(candidates) > 1:
             candidates.sort(key=lambda one: _even_cycles(one[0], policy, waiting))
         for deployment, usual in candidates:
@@ -159,7 +168,7 @@ def _fastest(
             if key not in tried:
                 tried.add(key)
                 try:
-                    return _plan_on(deployment, waiting, policy, longest, usual, shelf)
+                    return _plan_on(deployment, waiting, policy, usual, shelf)
                 except CapacityError as error:
                     failure = error
     assert failure is not None
@@ -171,11 +180,8 @@ def _even_cycles(deployment: Deployment, policy: Policy, waiting: Sequence[Reque
 
     As if KV needed no memory. It is that of ``uniform`` itself.
     """
-    chunks = deployment.options.given_chunks or len(deployment.stages)
-    uncut: Policy = Uniform() if policy.uses else Policy()
     requests = Policy().order(waiting)[:JUDGED_REQUESTS]
-    setting = deployment.setting(chunks, [0] * len(deployment.stages), [0] * len(deployment.stages))
-    cuts = _cut_all(uncut, requests, setting)
+    cuts = _even_cuts(deployment, policy, requests)
     order = _order(deployment, policy, requests, cuts, deployment.memories(0))
     stages, count = order.compute.shape
     nothing = np.zeros((stages, 1, count), np.int64)
@@ -193,19 +199,37 @@ def _even_cycles(deployment: Deployment, policy: Policy, waiting: Sequence[Reque
     return int(schedule.end.max())
 
 
+def _even_cuts(
+    deployment: Deployment, policy: Policy, requests: Sequence[Request]
+) -> list[list[int]]:
+    """Even chunks, as ``uniform`` cuts them, or whole requests if the policy does not cut them."""
+    chunks = deployment.options.given_chunks or len(deployment.stages)
+    nothing = [0] * len(deployment.stages)
+    setting = deployment.setting(chunks, nothing, nothing)
+    return _cut_all(Uniform() if policy.uses else Policy(), requests, setting)
+
+
+def _cuts(
+    deployment: Deployment, policy: Policy, requests: Sequence[Request], usual: int
+) -> list[list[int]]:
+    """A policy's own chunks; it is told the room beside the working set of a usual one."""
+    longest = max(requests, key=lambda one: one.new_tokens)
+    chunks = deployment.options.given_chunks or len(deployment.stages)
+    told = _told(deployment, deployment.memories(usual), chunks, longest, usual)
+    return _cut_all(policy, requests, told)
+
+
 def _plan_on(
     deployment: Deployment,
     waiting: list[Request],
     policy: Policy,
-    longest: Request,
     usual: int,
     shelf: Shelf,
 ) -> Plan:
     """Cut, move and admit; then attention keeps only what its tasks use."""
     requests = _in_service_order(deployment, policy, waiting)
     chunks = deployment.options.given_chunks or len(deployment.stages)
-    told = _told(deployment, deployment.memories(usual), chunks, longest, usual)
-    cuts = _cut_all(policy, requests, told)
+    cuts = _cuts(deployment, policy, requests, usual)
     following = max(max(sizes) for sizes in cuts) if sum(map(len, cuts)) > 1 else 0
     order = _order(deployment, policy, requests, cuts, deployment.memories(following))
     kept = used(order, shelf)

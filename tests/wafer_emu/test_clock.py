@@ -7,7 +7,7 @@ from math import ceil
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests.naive import work as naive
@@ -83,6 +83,8 @@ def test_charging_the_masked_half_is_never_faster(
 def test_more_earlier_tokens_are_never_faster(
     clock: Clock, chunk: int, prefix: int, more: int
 ) -> None:
+    """A window moves the borders of the tiles that it cuts off: there a key more may save steps."""
+    assume(clock.model.windows[0] is None)
     assert clock.layer(0, chunk, prefix + more) >= clock.layer(0, chunk, prefix)
 
 

@@ -10,7 +10,6 @@ import numpy as np
 
 import mocap.policy
 from mocap.policy import Policy
-from wafer_emu.deployment import LEANEST
 from wafer_emu.engine import run_plan
 from wafer_emu.model import Model
 from wafer_emu.options import Options
@@ -49,8 +48,7 @@ class Bench:
         if isinstance(policy, str):
             policy = mocap.policy.get(policy, options.policy)
         workload = Workload.single(tokens)
-        leans = (LEANEST,) if leanest else range(LEANEST + 1)
-        return make_plan(self.wafer, self.model, workload, policy, options, self.shelf, leans)
+        return make_plan(self.wafer, self.model, workload, policy, options, self.shelf, leanest)
 
     def seconds(self, plan: Plan) -> float:
         """Latency of a plan [s]."""

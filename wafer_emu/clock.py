@@ -38,10 +38,10 @@ from wafer_emu.program import (
     layer_operations,
     lower,
 )
+from wafer_emu.ring_attention import OwnBounds, OwnCycles, RingAttention
 from wafer_emu.routing import Routing
-from wafer_emu.tiling import FLOAT_BYTES, AttentionTiling, core_cost, plan_attention
+from wafer_emu.tiling import FLOAT_BYTES, AttentionTiling, core_cost
 from wafer_emu.wafer import Wafer
-from wafer_kernels import attention as attention_kernel
 from wafer_kernels import entries, mesh
 from wafer_kernels.attention import AttentionCost, part
 from wafer_kernels.collective import TWO_PHASE_REDUCE, allreduce_cycles
@@ -51,7 +51,6 @@ from wafer_kernels.systolic import CoreCost, tile_cycles, vector_cycles
 __all__ = ["NORM_OPERATIONS", "Clock", "Tiers"]
 
 Int64 = npt.NDArray[np.int64]
-_AttentionPlan = tuple[AttentionCost, tuple[Any, ...], AttentionTiling]
 
 # Vector instructions per element (assumed): square and add, scale, weight; rotate and blend;
 # activation with its exponential and division, then the product with the up projection.
@@ -107,7 +106,8 @@ class Tiers:
 class Clock:
     """Cycles of the operations of one model on one region shape.
 
-    ``attention_bytes`` is what a core may spend on attention's working set.
+    ``attention_bytes`` is what a core may spend on attention's working set. ``own_cycles``,
+    ``own_bounds`` and the memo may be shared by clocks that differ in it alone.
     """
 
     wafer: Wafer
@@ -117,6 +117,8 @@ class Clock:
     attention_bytes: int
     weights_dtype: str
     kv_dtype: str
+    own_cycles: OwnCycles = field(default_factory=dict, repr=False)
+    own_bounds: OwnBounds = field(default_factory=dict, repr=False)
     _memo: dict[tuple[object, ...], int] = field(default_factory=dict, repr=False)
 
     @cached_property
@@ -292,35 +294,26 @@ class Clock:
         return -(-written // self.wafer.core.sram_write_bytes_per_cycle)
 
     # -- attention ------------------------------------------------------------------------------
+    def ring_attention(self, operation: Attention) -> RingAttention:
+        """An attention by travelling key tiles, which remembers what it knows of its kind."""
+        shape = (operation.heads, operation.kv_heads, operation.key_width, operation.value_width)
+        key = (*shape, operation.window, operation.causal_skip)
+        if key not in self._ring_attentions:
+            self._ring_attentions[key] = RingAttention(self, operation)
+        return self._ring_attentions[key]
+
+    @cached_property
+    def _ring_attentions(self) -> dict[tuple[object, ...], RingAttention]:
+        return {}
+
     def tiling(self, operation: Attention) -> AttentionTiling:
         """How the region shares out an attention."""
-        return plan_attention(
-            self.wafer, self.region, operation, self.grid.element_bytes, self.attention_bytes
-        )
+        return self.ring_attention(operation).tiling(operation)
 
     def attention_cost(self, operation: Attention) -> AttentionCost:
         """Parameters of the attention kernels in bytes, for counts, whatever the slowest link."""
-        tiling = self.tiling(operation)
-        core = self.wafer.core
-        return AttentionCost(
-            self.grid.core,
-            self.region.rows,
-            tiling.splits,
-            tiling.units,
-            tiling.query_tile,
-            tiling.key_tile,
-            tiling.key_granule,
-            operation.key_width,
-            operation.value_width,
-            self.grid.element_bytes,
-            core.step_cycles,
-            core.vector_lanes,
-            core.vector_issue_millicycles,
-            self.wafer.link.bytes_per_cycle,
-            2 * self.slowest_link.hop_cycles + 2 * self.wafer.link.ramp_cycles,
-            (operation.window or 0) if operation.causal_skip else 0,
-            int(operation.causal_skip),
-        )
+        ring = self.ring_attention(operation)
+        return ring.cost(ring.tiling(operation))
 
     def attention(self, operation: Attention) -> int:
         """Cycles of one attention; see :meth:`attentions`."""
@@ -333,8 +326,10 @@ class Clock:
         die memory is streamed behind the computation.
         """
         chunk = operation.chunk
-        form = self._ring if self.wafer.attention == "ring" else self._blocks
-        total = form(operation, prefixes)
+        if self.wafer.attention == "ring":
+            total = self.ring_attention(operation).cycles(operation, prefixes)
+        else:
+            total = self._blocks(operation, prefixes)
         if operation.expand is not None:
             _, k, n = self.expansion_shape(operation)
             total += [self.product(int(prefix) + chunk, k, n) for prefix in prefixes]
@@ -367,48 +362,6 @@ class Clock:
         streamed = [self.dram_cycles(self.kv_bytes(operation, queries + int(e))) for e in earlier]
         return np.maximum(cycles, streamed)
 
-    def _ring(self, operation: Attention, prefixes: Int64) -> Int64:
-        """Gather queries, passes of all query blocks around the ring, merge the key splits."""
-        signature = (
-            operation.heads,
-            operation.key_width,
-            operation.value_width,
-            operation.window,
-            operation.causal_skip,
-            operation.expand,
-        )
-        chunk = operation.chunk
-        if signature not in self._costs:
-            cost = self.attention_cost(operation)
-            timed = entries.plain(in_shares_of_a_byte(cost, self.slowest_link))
-            self._costs[signature] = (cost, timed, self.tiling(operation))
-        cost, flat, tiling = self._costs[signature]
-        key = ("blocks", signature, chunk)
-        if key not in self._blocks_of:
-            blocks = np.array(list(tiling.query_blocks(self.region.rows, chunk)), np.int64)
-            own_cycles = [
-                self._remember(("own", signature, int(size)), entries.own_cycles, flat, int(size))
-                for size in blocks[:, 0]
-            ]
-            self._blocks_of[key] = (blocks[:, 0], blocks[:, 1], np.array(own_cycles, np.int64))
-        sizes, before, own = self._blocks_of[key]
-        earlier = self.earlier_keys(operation, prefixes[:, np.newaxis], sizes, before)
-        cycles = entries.blocks_cycles(flat, sizes, own, earlier)
-        if self.tiers.kv == "dram":
-            width = self.kv_bytes(operation, 1)
-            streamed = np.ceil((earlier + sizes) * width / self.dram_bytes_per_cycle)
-            cycles = np.maximum(cycles, streamed.astype(np.int64))
-        ends = self._remember(("ends", signature, chunk), self._gather_and_merge, cost, chunk)
-        return cycles.sum(axis=1) + ends
-
-    @cached_property
-    def _blocks_of(self) -> dict[tuple[object, ...], tuple[Int64, Int64, Int64]]:
-        return {}
-
-    @cached_property
-    def _costs(self) -> dict[tuple[object, ...], _AttentionPlan]:
-        return {}
-
     def expansion_shape(self, operation: Attention) -> tuple[int, int, int]:
         """(m, k, n) of the product that turns all latents so far into keys and values."""
         mla = self.model.mla
@@ -434,16 +387,6 @@ class Clock:
         """Bytes of the KV of so many tokens in the operation's layer."""
         return keys * self.model.kv_elements_per_token(operation.layer) * dtype_bytes(self.kv_dtype)
 
-    def _gather_and_merge(self, cost: AttentionCost, chunk: int) -> int:
-        """Queries go to all columns of their head; partial results of the splits come together."""
-        rows = attention_kernel.row_queries(cost, chunk, 0, -1, -1)
-        queries = rows * cost.units
-        link = self.slowest_link
-        gathered = link.transfer_cycles(queries * cost.key_width * cost.element_bytes)
-        cycles = gathered + cost.splits * link.hop_cycles + 2 * self.wafer.link.ramp_cycles
-        partial = queries * (cost.value_width + 2) * FLOAT_BYTES
-        return cycles + self.reduce(cost.splits, partial)
-
     # -- layers and tasks -----------------------------------------------------------------------
     def layer_kind(self, layer: int) -> tuple[object, ...]:
         """What distinguishes a model's layers, routed loads aside: dense or not, the window."""
@@ -452,7 +395,8 @@ class Clock:
 
     def layer(self, layer: int, chunk: int, prefix: int, causal_skip: bool = True) -> int:
         """Cycles of one transformer layer on ``chunk`` tokens after ``prefix``."""
-        key = ("layer", self.layer_kind(layer), chunk, prefix, causal_skip)
+        kind = self.layer_kind(layer)
+        key = ("layer", kind, chunk, prefix, causal_skip, self.attention_bytes)
         if key not in self._memo:
             self._memo[key] = int(self.layers(layer, chunk, np.array([prefix]), causal_skip)[0])
         return self._memo[key]

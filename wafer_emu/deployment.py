@@ -24,22 +24,18 @@ from wafer_emu.placement import (
     place_stages,
     split_layers,
 )
-from wafer_emu.program import Lookup, Tensor, attention_operation
+from wafer_emu.program import Lookup, Tensor
 from wafer_emu.routing import Routing
-from wafer_emu.stage_clocks import Shelf, StageClocks
+from wafer_emu.stage_clocks import UNBOUNDED, Shelf, StageClocks, with_attention
+from wafer_emu.tiling import query_tile_tokens
 from wafer_emu.wafer import Wafer
 from wafer_kernels.errors import ConfigError, UsageError
 
-__all__ = ["LADDER", "LEANEST", "PAGE_TOKENS", "Deployment", "deploy", "stage_count"]
+__all__ = ["PAGE_TOKENS", "Deployment", "deploy", "stage_count"]
 
 Int64 = npt.NDArray[np.int64]
 DEFAULT_STAGES = 16
 PAGE_TOKENS = 16  # chunks and moves are multiples of this, remainders apart
-# Halvings of the tile and of attention's working set, from the fastest to the leanest way to work:
-# the tile goes first, since half of attention's memory costs more time than half a tile.
-LADDER = ((0, 0), (1, 0), (2, 0), (1, 1), (2, 1), (2, 2))
-LEANEST = len(LADDER) - 1
-MOST_HALVINGS = LADDER[LEANEST][0]  # of the tile
 
 
 @dataclass
@@ -102,6 +98,14 @@ class Deployment:
             self._memories[handoff_tokens] = tuple(result)
         return self._memories[handoff_tokens]
 
+    def with_attention(self, attention_bytes: Sequence[int], shelf: Shelf) -> Deployment:
+        """The same, but for what attention may use of a core of each stage."""
+        clocks = tuple(
+            with_attention(clock, size, shelf)
+            for clock, size in zip(self.clocks, attention_bytes, strict=True)
+        )
+        return replace(self, clocks=clocks, _costs={}, _memories={})
+
     def holds_embedding(self, stage: Stage) -> bool:
         """Whether the embedding table lives on a stage."""
         return stage.index == 0 and self.options.embedding == "first-stage"
@@ -113,22 +117,22 @@ class Deployment:
     @cached_property
     def round_tokens(self) -> int:
         """Tokens that give every row of cores one query tile, so that none of them idles."""
-        clock, rows = self.clocks[0], min(stage.region.rows for stage in self.stages)
-        attention = attention_operation(self.model, 0, self.tile_tokens, 0)
-        return rows * clock.tiling(attention).query_tile
+        return min(stage.region.rows for stage in self.stages) * query_tile_tokens(self.wafer)
 
     @cached_property
     def _grain(self) -> int:
         """Tokens that tiles are dealt in: whole rounds of the rows, if that takes fewer cycles.
 
         Between two rounds a tile takes as long as the longer of them; but shorter tiles are more
-        tiles, whose steps have a fixed cost.
+        tiles, whose steps have a fixed cost. Attention is judged as if memory did not bind it: more
+        memory must not deal tiles otherwise.
         """
         whole = self.tile_tokens // self.round_tokens * self.round_tokens
         if whole == 0:
             return 1
+        clock = replace(self.clocks[0], attention_bytes=UNBOUNDED)
         longest, filled = (
-            self.clocks[0].layer(0, tile, self.usual_prefix, self.options.causal_skip)
+            clock.layer(0, tile, self.usual_prefix, self.options.causal_skip)
             for tile in (self.tile_tokens, whole)
         )
         return self.round_tokens if filled * self.tile_tokens <= longest * whole else 1
@@ -350,9 +354,9 @@ def deploy(
     """Place a model on a wafer.
 
     Layers are split for the least slowest stage, head counted, at an even chunk in the middle of
-    the longest request. ``lean`` is the rung of ``LADDER`` that tells the tiles in which a chunk
-    passes a layer and what attention may use of a core. ``shelf`` keeps clocks for the next
-    deployment of the same model on the same wafer.
+    the longest request, with attention as if memory did not bind it; it may use whatever code and
+    weights leave of a core. ``lean`` halves, each time, the tiles in which a chunk passes a layer.
+    ``shelf`` keeps clocks for the next deployment of the same model on the same wafer.
 
     Raises
     ------
@@ -375,25 +379,23 @@ def deploy(
     regions = place_regions(wafer, count, options.region, model.layers, options.placement)
     stages = len(regions)
     chunk = options.usual_chunk(longest.new_tokens, stages, policy.uses)
-    tile_halvings, attention_halvings = LADDER[lean]
-    tile = -(-chunk // 2**tile_halvings)
+    tile = -(-chunk // 2**lean)
     if not policy.streams_tokens:  # chunks are whole pages: an even one is then one tile
         tile = -(-tile // PAGE_TOKENS) * PAGE_TOKENS
     prefix = longest.prefix_tokens + longest.new_tokens // 2
-    clocks = StageClocks(wafer, model, options, tiers, attention_halvings, shelf)
+    clocks = StageClocks(wafer, model, options, tiers, shelf)
     costs: dict[tuple[object, ...], int] = {}
 
     @cache
-    def clock_of(stage: int, layers: range) -> Clock | None:
+    def free(stage: int, layers: range) -> int:
         embedding = stage == 0 and options.embedding == "first-stage"
-        return clocks.of(regions[stage], layers, embedding, stage == stages - 1)
+        return clocks.free(regions[stage], layers, embedding, stage == stages - 1)
 
     def cost(stage: int, first: int, number: int) -> int | None:
         layers = range(first, first + number)
-        clock = clock_of(stage, layers)
-        if clock is None:
+        if free(stage, layers) <= 0:
             return None
-        cycles = 0
+        clock, cycles = clocks.of(regions[stage]), 0
         for layer in layers:
             key = (id(clock), clock.layer_kind(layer))
             if key not in costs:
@@ -408,9 +410,8 @@ def deploy(
     chosen = []
     for stage in placement.stages:
         layers = range(stage.first_layer, stage.first_layer + stage.layers)
-        clock = clock_of(stage.index, layers)
-        assert clock is not None
-        chosen.append(clock)
+        clock = clocks.of(stage.region)
+        chosen.append(with_attention(clock, free(stage.index, layers), shelf))
     return Deployment(
         wafer, model, options, tiers, tile, prefix, (whole, model.layers), placement, tuple(chosen)
     )

@@ -85,12 +85,11 @@ def layer_dram_bytes(
         moved = np.array([fixed(int(prefix)) for prefix in prefixes], np.int64)
     if clock.tiers.kv == "dram":
         attention = attention_operation(clock.model, layer, tile, 0, causal_skip)
-        blocks = [(tile, 0)]
         if clock.wafer.attention == "ring":
-            blocks = list(clock.tiling(attention).query_blocks(clock.region.rows, tile))
-        sizes, before = np.array(blocks, np.int64).T
-        earlier = clock.earlier_keys(attention, prefixes[:, np.newaxis], sizes, before)
-        moved += (earlier + sizes).sum(axis=1) * clock.kv_bytes(attention, 1)
+            met = clock.ring_attention(attention).keys_met(attention, prefixes)
+        else:
+            met = clock.earlier_keys(attention, prefixes, tile, 0) + tile
+        moved += met * clock.kv_bytes(attention, 1)
     return moved
 
 

@@ -16,7 +16,7 @@ import mocap.policy
 from mocap.policy import Policy
 from wafer_emu.activity import Activity
 from wafer_emu.carry_out import Compute, carry_out
-from wafer_emu.deployment import LEANEST, PAGE_TOKENS
+from wafer_emu.deployment import PAGE_TOKENS
 from wafer_emu.frames import Frames
 from wafer_emu.model import Model
 from wafer_emu.options import Options
@@ -390,7 +390,7 @@ def _longest(
         nonlocal refusal
         try:
             workload = Workload.single(tokens, prefix_tokens)
-            make_plan(wafer, model, workload, policy, options, shelf, leans=(LEANEST,))
+            make_plan(wafer, model, workload, policy, options, shelf, leanest=True)
         except CapacityError as error:
             refusal = {**error.details, "message": error.message}
             return False

@@ -30,7 +30,8 @@ from wafer_emu.program import (
     Tensor,
     lower,
 )
-from wafer_emu.tiling import FLOAT_BYTES, AttentionTiling
+from wafer_emu.ring_attention import Space
+from wafer_emu.tiling import FLOAT_BYTES
 from wafer_kernels import mesh
 
 __all__ = [
@@ -204,7 +205,7 @@ class StageMemory:
             region.columns,
             {shape[-1] for shape in shapes}
             | {tensor.rows for tensor in tensors}
-            | {self._query_tiles(p)[0] for p in programs}
+            | {space.query_tiles for program in programs for space in self._attention(program)}
             | {rest, self._arriving_in_sram},
             {shape[0] for shape in shapes}
             | {tensor.columns for tensor in tensors}
@@ -261,8 +262,9 @@ class StageMemory:
         if self.clock.tiers.weights == "dram":
             largest = max((shape for shape in self._shape_counts if len(shape) == 2), key=math.prod)
             streamed = dealing.matrix(largest[1], largest[0])
-            piece = self.clock.wafer.core.sram_bytes // STREAM_SHARE
-            total = total + 2 * np.minimum(streamed * dtype_bytes(self.clock.weights_dtype), piece)
+            # both at once, so that a byte more of memory never leaves less beside them
+            most = 2 * self.clock.wafer.core.sram_bytes // STREAM_SHARE
+            total = total + np.minimum(2 * streamed * dtype_bytes(self.clock.weights_dtype), most)
         return total
 
     def _peak(self, program: Program, dealing: Dealing) -> Int64:
@@ -286,12 +288,12 @@ class StageMemory:
             peak = np.maximum(peak, live)
         return peak
 
-    def _query_tiles(self, program: Program) -> tuple[int, AttentionTiling]:
-        """Query tiles that the program's attention holds at a time, and the tiling."""
+    def _attention(self, program: Program) -> tuple[Space, ...]:
+        """What the program's attention may take of a core, where key tiles travel."""
+        if self.clock.wafer.attention == "products":
+            return ()
         attention = next(each for each in program.operations() if isinstance(each, Attention))
-        tiling = self.clock.tiling(attention)
-        held = tiling.held_queries(self.stage.region.rows, attention.chunk)
-        return -(-held // tiling.query_tile), tiling
+        return self.clock.ring_attention(attention).space(attention.chunk)
 
     def _working(self, operation: Operation, program: Program, dealing: Dealing) -> Int64:
         """Bytes of an operation's own buffers a core: tiles that arrive, softmax state, sums."""
@@ -306,9 +308,11 @@ class StageMemory:
             blocks = self.clock.block_attention(operation)
             return zero + blocks.slice_bytes + dealing.rows(operation.chunk) * blocks.row_bytes
         if isinstance(operation, Attention):
-            tiles, tiling = self._query_tiles(program)
-            tokens = dealing.rows(tiles) * tiling.query_tile
-            return zero + tiling.key_buffer_bytes + tokens * tiling.query_bytes
+            most = zero
+            for tiles, query_tile_bytes, key_buffer_bytes in self._attention(program):
+                taken = key_buffer_bytes + dealing.rows(tiles) * query_tile_bytes
+                most = np.maximum(most, taken)
+            return most
         return zero
 
     def _product_buffers(self, operation: Product | Experts, dealing: Dealing) -> Int64:

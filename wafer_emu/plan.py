@@ -7,7 +7,7 @@ admitted runs, what is not says which stage, when, and how many bytes short.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import product
@@ -17,8 +17,10 @@ import numpy.typing as npt
 
 import mocap.policy
 from mocap.policy import Move, Policy, Request
+from mocap.uniform import Uniform
+from wafer_emu.attention_room import beside_kv, moments, shrunk, used
 from wafer_emu.clock import Tiers
-from wafer_emu.deployment import LADDER, LEANEST, MOST_HALVINGS, Deployment, deploy
+from wafer_emu.deployment import Deployment, deploy
 from wafer_emu.kv_pieces import Pieces, pieces_of
 from wafer_emu.memory import StageMemory, kv_quantum_bytes
 from wafer_emu.model import Model
@@ -36,6 +38,9 @@ from wafer_kernels.errors import CapacityError, UsageError
 __all__ = ["Plan", "make_plan", "memory_tiers", "most_tokens", "routed"]
 
 Int64 = npt.NDArray[np.int64]
+LEANEST = 2  # the tiles in which chunks pass a layer are halved at most so often
+SHRINKINGS = (0, 1, 2, 64)  # of attention, tried until a plan fits; the last leaves least
+JUDGED_REQUESTS = 16  # by which candidates are compared: the first of a workload
 
 
 @dataclass
@@ -61,14 +66,23 @@ def make_plan(
     policy: Policy,
     options: Options,
     shelf: Shelf | None = None,
-    leans: Sequence[int] = range(LEANEST + 1),
+    leanest: bool = False,
 ) -> Plan:
-    """Make and admit the plan of a run: the roomiest way of working that fits.
+    """Make and admit the plan of a run: the fastest that fits.
 
-    Memory tiers are tried in order (SRAM before die memory), at full working sets first, then with
-    leaner and leaner ones (``leans``, rungs of the ladder). A request that streams whole takes, of
-    the tiers that hold it, those that let it work fastest. ``shelf`` keeps clocks from plan to plan
-    of one wafer, model and options.
+    Chunks pass a layer whole, in halves or in quarters, and attention uses what is left beside the
+    KV of a request; KV and waiting activations live in SRAM or die memory. Which of these is the
+    fastest is told by even chunks (where equal, the one with more in SRAM); in that order they are
+    planned and admitted. If none is, attention gets less and less. Weights leave SRAM only if
+    nothing fits. No candidate depends on how much memory there is, which only decides what fits:
+    more of it is never slower.
+
+    Parameters
+    ----------
+    shelf
+        Keeps clocks from plan to plan of one wafer, model and options.
+    leanest
+        Only the way of working that takes the least memory.
 
     Raises
     ------
@@ -78,22 +92,13 @@ def make_plan(
     shelf = {} if shelf is None else shelf
     requests = _requests(wafer, workload)
     failure: CapacityError | None = None
-    for lean in leans if options.kv_budget is None else (0,):
-        full: set[tuple[str, str]] = set()  # tiers that are overfilled before any KV is stored
-        plans: list[Plan] = []
-        for tiers in memory_tiers(wafer, options):
-            if (tiers.weights, tiers.activations) in full:
-                continue
-            try:
-                plans.append(_plan_in(wafer, model, requests, policy, options, tiers, lean, shelf))
-            except CapacityError as error:
-                failure = error
-                if error.details.get("weights"):
-                    full.add((tiers.weights, tiers.activations))
-            if plans and not policy.streams_tokens:
-                break
-        if plans:
-            return min(plans, key=lambda each: int(each.compute.sum(axis=1).max()))
+    tiers = memory_tiers(wafer, options)
+    for weights in dict.fromkeys(each.weights for each in tiers):
+        some = [each for each in tiers if each.weights == weights]
+        try:
+            return _fastest(wafer, model, requests, policy, options, some, leanest, shelf)
+        except CapacityError as error:
+            failure = error
     assert failure is not None
     raise failure
 
@@ -148,30 +153,171 @@ def _requests(wafer: Wafer, workload: Workload) -> list[Request]:
     ]
 
 
-def _plan_in(
+def _fastest(
     wafer: Wafer,
     model: Model,
     waiting: list[Request],
     policy: Policy,
     options: Options,
-    tiers: Tiers,
-    lean: int,
+    tiers: Sequence[Tiers],
+    leanest: bool,
     shelf: Shelf,
 ) -> Plan:
-    """Plan in given tiers and with given leanness."""
+    """The fastest plan in some tiers.
+
+    Raises
+    ------
+    CapacityError
+        If it fits in none of the ways of working; that of the leanest.
+    """
     longest = max(waiting, key=lambda one: one.new_tokens)
-    deployment = deploy(wafer, model, options, policy, tiers, lean, longest, shelf)
-    usual = min(deployment.tile_tokens * 2 ** LADDER[lean][0], longest.new_tokens)
-    if policy.streams_tokens:
-        deployment = _fastest_tile(deployment, policy, longest, len(waiting), lean)
-    requests = _in_service_order(deployment, policy, waiting)
-    chunks = options.given_chunks or len(deployment.stages)
-    refuse_too_long(deployment, policy, longest)
+    roomy = []
+    failure: CapacityError | None = None
+    for deployment in _ways(wafer, model, policy, options, tiers, leanest, longest, shelf):
+        usual = longest.new_tokens
+        if not policy.streams_tokens:
+            usual = deployment.options.usual_chunk(usual, len(deployment.stages), policy.uses)
+        try:
+            refuse_too_long(shrunk(deployment, SHRINKINGS[-1], shelf), policy, longest)
+            roomy.append((_beside_kv(deployment, policy, waiting, usual, leanest, shelf), usual))
+        except CapacityError as error:
+            failure = error
+    tried: set[tuple[object, ...]] = set()
+    for halvings in SHRINKINGS[-1:] if leanest else SHRINKINGS:
+        candidates = [(shrunk(one, halvings, shelf), usual) for one, usual in roomy]
+        if len(candidates) > 1:
+            candidates.sort(key=lambda one: _even_cycles(one[0], policy, waiting))
+        for deployment, usual in candidates:
+            budgets = (each.attention_bytes for each in deployment.clocks)
+            key = (deployment.tiers, deployment.tile_tokens, *budgets)
+            if key not in tried:
+                tried.add(key)
+                try:
+                    return _plan_on(deployment, waiting, policy, usual, shelf)
+                except CapacityError as error:
+                    failure = error
+    assert failure is not None
+    raise failure
+
+
+def _ways(
+    wafer: Wafer,
+    model: Model,
+    policy: Policy,
+    options: Options,
+    tiers: Sequence[Tiers],
+    leanest: bool,
+    longest: Request,
+    shelf: Shelf,
+) -> Iterator[Deployment]:
+    """Ways of working, tiers in their order: tiles halved, for whole requests also full rounds.
+
+    A whole request takes no larger tile than an even chunk, so that its working set is none either.
+    """
+    for memories in tiers:
+        sizes: set[int] = set()
+        for lean in range(LEANEST if leanest else 0, LEANEST + 1):
+            way = deploy(wafer, model, options, policy, memories, lean, longest, shelf)
+            if not policy.streams_tokens:
+                yield way
+                continue
+            tile, full = way.tile_tokens, way.round_tokens
+            even = options.usual_chunk(longest.new_tokens, len(way.stages), policy.uses)
+            found = {tile, tile // full * full, min(even, -(-tile // full) * full)} - {0}
+            if asked := policy.asked_tile():
+                found = {min(asked, longest.new_tokens)}
+            for size in sorted(found - sizes, reverse=True):
+                yield way.with_tile(size)
+            sizes |= found
+
+
+def _beside_kv(
+    deployment: Deployment,
+    policy: Policy,
+    waiting: Sequence[Request],
+    usual: int,
+    leanest: bool,
+    shelf: Shelf,
+) -> Deployment:
+    """A way of working whose attention uses what the KV of even chunks leaves.
+
+    Where these have no room, the policy's own cuts may leave some: they may have small ends.
+    """
+    longest = max(waiting, key=lambda one: one.new_tokens)
+    resident, several = max(one.tokens for one in waiting) - longest.new_tokens, len(waiting) > 1
+    even = _even_cuts(deployment, policy, [longest])[0]
+    follows = max(even) if several or len(even) > 1 else 0
+    times = moments(even, resident, several)
+    placed, alone = beside_kv(deployment, policy, times, follows, shelf)
+    if not alone and policy.uses and not leanest:
+        own = moments(_cuts(deployment, policy, [longest], usual)[0], resident, several)
+        placed, _ = beside_kv(deployment, policy, own, follows, shelf)
+    return placed
+
+
+def _even_cycles(deployment: Deployment, policy: Policy, waiting: Sequence[Request]) -> int:
+    """Makespan of the first requests in even chunks, or whole if the policy does not cut them.
+
+    As if KV needed no memory. It is that of ``uniform`` itself.
+    """
+    requests = Policy().order(waiting)[:JUDGED_REQUESTS]
+    cuts = _even_cuts(deployment, policy, requests)
+    order = _order(deployment, policy, requests, cuts, deployment.memories(0))
+    stages, count = order.compute.shape
+    nothing = np.zeros((stages, 1, count), np.int64)
+    tasks = pipeline.Tasks(
+        arrivals(order),
+        order.last.astype(np.int64),
+        order.compute,
+        handoffs(order),
+        np.arange(stages, dtype=np.int64)[:, np.newaxis],
+        nothing,
+        np.zeros((stages, count), np.int64),
+        np.ones(stages, np.int64),
+        np.zeros((stages, count + 1), np.int64),
+    )
+    schedule = pipeline.schedule(tasks)
+    pipeline.run(tasks, np.arange(count, dtype=np.int64), schedule)
+    return int(schedule.end.max())
+
+
+def _even_cuts(
+    deployment: Deployment, policy: Policy, requests: Sequence[Request]
+) -> list[list[int]]:
+    """Even chunks, as ``uniform`` cuts them, or whole requests if the policy does not cut them."""
+    chunks = deployment.options.given_chunks or len(deployment.stages)
+    nothing = [0] * len(deployment.stages)
+    setting = deployment.setting(chunks, nothing, nothing)
+    return _cut_all(Uniform() if policy.uses else Policy(), requests, setting)
+
+
+def _cuts(
+    deployment: Deployment, policy: Policy, requests: Sequence[Request], usual: int
+) -> list[list[int]]:
+    """A policy's own chunks; it is told the room beside the working set of a usual one."""
+    longest = max(requests, key=lambda one: one.new_tokens)
+    chunks = deployment.options.given_chunks or len(deployment.stages)
     told = _told(deployment, deployment.memories(usual), chunks, longest, usual)
-    cuts = _cut_all(policy, requests, told)
+    return _cut_all(policy, requests, told)
+
+
+def _plan_on(
+    deployment: Deployment,
+    waiting: list[Request],
+    policy: Policy,
+    usual: int,
+    shelf: Shelf,
+) -> Plan:
+    """Cut, move and admit; then attention keeps only what its tasks use."""
+    requests = _in_service_order(deployment, policy, waiting)
+    chunks = deployment.options.given_chunks or len(deployment.stages)
+    cuts = _cuts(deployment, policy, requests, usual)
     following = max(max(sizes) for sizes in cuts) if sum(map(len, cuts)) > 1 else 0
-    memories = deployment.memories(following)
-    return _admit(_order(deployment, policy, requests, cuts, memories), chunks)
+    order = _order(deployment, policy, requests, cuts, deployment.memories(following))
+    kept = used(order, shelf)
+    order = replace(order, deployment=kept, memories=kept.memories(following))
+    _refuse_overfull(order)
+    return _admit(order, chunks)
 
 
 def most_tokens(wafer: Wafer, model: Model, policy: Policy, options: Options, shelf: Shelf) -> int:
@@ -191,6 +337,7 @@ def most_tokens(wafer: Wafer, model: Model, policy: Policy, options: Options, sh
         except CapacityError as error:
             failure = error
             continue
+        deployment = shrunk(deployment, SHRINKINGS[-1], shelf)
         needs = quanta_per_token(deployment, policy)
         rooms = [memory.kv_quanta(1) for memory in deployment.memories(0)]
         if type(policy).reallocate is not Policy.reallocate:
@@ -199,35 +346,6 @@ def most_tokens(wafer: Wafer, model: Model, policy: Policy, options: Options, sh
     if most == 0 and failure is not None:
         raise failure
     return most
-
-
-def _fastest_tile(
-    deployment: Deployment, policy: Policy, request: Request, requests: int, lean: int
-) -> Deployment:
-    """The deployment with the fastest tile that fits; the smallest if none does.
-
-    Tiles reach from the chunk policies' on this rung, so that a whole request never has a larger
-    working set, down to their leanest; beside halves those that fill the rows of cores.
-    """
-    tokens = request.new_tokens
-    needs = [request.tokens * each for each in quanta_per_token(deployment, policy)]
-
-    def fits(each: Deployment) -> bool:
-        memories = each.memories(tokens if requests > 1 else 0)
-        return all(
-            memory.shortage(tokens) <= 0 and memory.kv_quanta(tokens) >= need
-            for memory, need in zip(memories, needs, strict=True)
-        )
-
-    longest, full = deployment.tile_tokens, deployment.round_tokens
-    halves = {-(-longest // 2**each) for each in range(MOST_HALVINGS - LADDER[lean][0] + 1)}
-    sizes = halves | {half // full * full for half in halves}
-    sizes |= {min(longest, -(-half // full) * full) for half in halves}
-    if asked := policy.asked_tile():
-        sizes = {min(asked, tokens)}
-    tiles = [deployment.with_tile(size) for size in sorted(sizes - {0}, reverse=True)]
-    fitting = [each for each in tiles if fits(each)] or tiles[-1:]
-    return min(fitting, key=lambda each: each.slowest_cost()(tokens, request.prefix_tokens))
 
 
 def _told(
@@ -293,13 +411,13 @@ def _order(
     cuts: list[list[int]],
     memories: tuple[StageMemory, ...],
 ) -> Order:
-    """Line the chunks up; refuse them if working sets and weights alone overfill a core."""
+    """Line the chunks up."""
     request = np.repeat(np.arange(len(cuts)), [len(each) for each in cuts])
     before = [
         one.prefix_tokens + np.cumsum([0, *each[:-1]])
         for one, each in zip(requests, cuts, strict=True)
     ]
-    order = Order(
+    return Order(
         deployment=deployment,
         policy=policy,
         requests=requests,
@@ -311,13 +429,16 @@ def _order(
         prefix=np.concatenate(before).astype(np.int64),
         last=np.append(request[1:] != request[:-1], True),
     )
+
+
+def _refuse_overfull(order: Order) -> None:
+    """Refuse chunks whose working sets overfill a core, weights counted."""
     largest = int(order.largest_chunks[0])
-    for stage, memory in enumerate(memories):
+    for stage, memory in enumerate(order.memories):
         if memory.shortage(largest) > 0:
-            error = capacity_error(deployment, memory, stage, largest)
+            error = capacity_error(order.deployment, memory, stage, largest)
             error.details["weights"] = True
             raise error
-    return order
 
 
 def _admit(order: Order, chunks: int) -> Plan:

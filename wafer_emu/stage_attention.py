@@ -23,12 +23,15 @@ Int64 = npt.NDArray[np.int64]
 
 
 def attention_bytes(here: StageTensors, operation: Attention) -> Int64:
-    """Bytes of key tiles, queries and their states on every core (core,)."""
-    region, tiling = here.layout.region, here.clock.tiling(operation)
-    held = tiling.held_queries(region.rows, operation.chunk)
-    tiles = here.layout.rows(-(-held // tiling.query_tile)).sizes
-    queries = np.repeat(tiles * tiling.query_tile, region.columns)
-    return tiling.key_buffer_bytes + queries * tiling.query_bytes
+    """Bytes set aside for key tiles, queries and their states on every core (core,)."""
+    region = here.layout.region
+    most = np.zeros(region.cores, np.int64)
+    for tiles, query_tile_bytes, key_buffer_bytes in here.clock.ring_attention(operation).space(
+        operation.chunk
+    ):
+        taken = key_buffer_bytes + here.layout.rows(tiles).sizes * query_tile_bytes
+        most = np.maximum(most, np.repeat(taken, region.columns))
+    return most
 
 
 def write_tile(here: StageTensors, operation: Append, job: Job) -> None:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from wafer_emu.clock import Clock, Tiers
 from wafer_emu.model import Model, dtype_bytes
 from wafer_emu.options import Options
 from wafer_emu.placement import Region
+from wafer_emu.program import attention_operation
 from wafer_emu.wafer import Wafer
 from wafer_kernels.errors import CapacityError
 
-__all__ = ["Shelf", "StageClocks"]
+__all__ = ["UNBOUNDED", "Shelf", "StageClocks", "attention_levels", "with_attention"]
 
 Shelf = dict[tuple[object, ...], Clock]  # of one wafer, model and options
-BUDGET_GRAIN = 512  # attention budgets are rounded down to this, so that stages share clocks [byte]
+LEVELS_PER_OCTAVE = 8  # of bytes that attention may have: a tenth apart
+UNBOUNDED = 2**62  # attention bytes of a clock that no memory binds
 
 
 def _fullest(region: Region, shape: tuple[int, ...]) -> int:
@@ -24,15 +28,44 @@ def _fullest(region: Region, shape: tuple[int, ...]) -> int:
     return across if len(shape) == 1 else across * -(-shape[1] // region.rows)
 
 
+def with_attention(clock: Clock, attention_bytes: int, shelf: Shelf) -> Clock:
+    """A clock that differs in what attention may use of a core; they share what both know.
+
+    The bytes are rounded down to a level, so that stages share clocks.
+    """
+    levels = attention_levels(clock)
+    number = bisect_right(levels, attention_bytes)
+    attention_bytes = levels[number - 1] if number else 0
+    region = clock.region
+    known = (region.rows, region.columns, region.dies(clock.wafer), clock.tiers, attention_bytes)
+    if known not in shelf:
+        shelf[known] = replace(clock, attention_bytes=attention_bytes)
+    return shelf[known]
+
+
+def attention_levels(clock: Clock) -> list[int]:
+    """Bytes of a core that attention may have, from the least tiling's to the roomiest's.
+
+    They do not depend on how much memory there is; none where attention has no choice.
+    """
+    if clock.wafer.attention != "ring":
+        return []
+    attention = attention_operation(clock.model, 0, 1, 0)
+    known = clock.ring_attention(attention).known_tilings
+    least, most = known[0].bytes, max(tiling.bytes for tiling in known)
+    octaves = math.log2(most / least)
+    steps = range(math.ceil(octaves * LEVELS_PER_OCTAVE))
+    return [*(math.floor(least * 2 ** (step / LEVELS_PER_OCTAVE)) for step in steps), most]
+
+
 @dataclass
 class StageClocks:
-    """Clocks by region shape and attention budget, shared by stages alike."""
+    """Clocks by region shape, shared by stages alike."""
 
     wafer: Wafer
     model: Model
     options: Options
     tiers: Tiers
-    lean: int
     shelf: Shelf
     _elements: dict[tuple[object, ...], int] = field(default_factory=dict)
 
@@ -56,20 +89,19 @@ class StageClocks:
             self._elements[key] = sum(_fullest(region, shape) for shape in shapes)
         return self._elements[key]
 
-    def of(self, region: Region, layers: range, embedding: bool, head: bool) -> Clock | None:
-        """Clock of a stage; None if its weights fill its cores.
+    def free(self, region: Region, layers: range, embedding: bool, head: bool) -> int:
+        """Bytes that code and weights leave of the fullest core of a stage; 0 or less: it is full.
 
-        Attention may use ``1 / 2^(lean + 1)`` of what code and weights leave of a core.
+        Under a KV budget weights do not count.
         """
         weights = 0
         if self.tiers.weights == "sram" and self.options.kv_budget is None:
             weights = self.weights_per_core(region, layers, embedding, head)
-        free = self.wafer.core.data_bytes - weights
-        if free <= 0:
-            return None
-        budget = free // 2 ** (self.lean + 1) // BUDGET_GRAIN * BUDGET_GRAIN
-        shape = (region.rows, region.columns)
-        known = (shape, region.dies(self.wafer), budget, self.tiers)
+        return self.wafer.core.data_bytes - weights
+
+    def of(self, region: Region) -> Clock:
+        """Clock of a region whose attention no memory binds."""
+        known = (region.rows, region.columns, region.dies(self.wafer), self.tiers, UNBOUNDED)
         if known not in self.shelf:
             model, options = self.model, self.options
             weights_dtype, kv_dtype = options.weights_dtype or model.dtype, options.kv_dtype
@@ -78,7 +110,7 @@ class StageClocks:
                 model,
                 region,
                 self.tiers,
-                budget,
+                UNBOUNDED,
                 weights_dtype,
                 kv_dtype or model.dtype,
             )

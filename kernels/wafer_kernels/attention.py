@@ -25,6 +25,7 @@ __all__ = [
     "AttentionCost",
     "diagonal_cycles",
     "diagonal_pass",
+    "own_bounds",
     "own_tile",
     "part",
     "prefix_cycles",
@@ -244,21 +245,73 @@ def diagonal_pass(cost: AttentionCost, chunk: int, size: int, split: int) -> int
 
 
 @kernel()
+def _own_steps(cost: AttentionCost, chunk: int, size: int, row: int) -> int:
+    """Cycles that ``row`` is busy with split 0's tiles of ``size`` of the chunk's own keys."""
+    most = row_queries(cost, chunk, row, -1, -1) if cost.window == 0 else chunk
+    full = np.full(most + 1, -1, np.int64)
+    busy = 0
+    for first_key in range(0, chunk, size * cost.splits):
+        keys = min(size, chunk - first_key)
+        queries = row_queries(cost, chunk, row, first_key, first_key + keys - 1)
+        if keys < size:
+            busy += step_cycles(cost, queries, keys)
+            continue
+        if full[queries] < 0:
+            full[queries] = step_cycles(cost, queries, size)
+        busy += full[queries]
+    return busy
+
+
+@kernel()
+def own_bounds(cost: AttentionCost, chunk: int) -> Int64:
+    """Cycles that the chunk's own keys take at least, for every multiple of the granule (sizes,).
+
+    The rows of the first and the last query tile do their steps of split 0, whatever they wait for.
+    Its first tile comes to row 1 last, after all other rows. With tiles for T rows only, row T
+    starts once the first tile has come all the way around.
+    """
+    rows, query_tiles = cost.rows, -(-chunk // cost.query_tile)
+    last = (query_tiles - 1) % rows
+    bounds = np.empty(cost.key_tile // cost.key_granule, np.int64)
+    for index in range(bounds.size):
+        size = (index + 1) * cost.key_granule
+        keys = min(size, chunk)
+        shift = shift_cycles(cost, keys)
+        bounds[index] = _own_steps(cost, chunk, size, last)
+        tiles = -(-chunk // (size * cost.splits))
+        if cost.window == 0 and tiles < min(rows, query_tiles):
+            behind = (rows - tiles) * shift + _own_steps(cost, chunk, size, tiles)
+            bounds[index] = max(bounds[index], behind)
+        elif last != 0:
+            bounds[index] = max(bounds[index], _own_steps(cost, chunk, size, 0))
+        queries = row_queries(cost, chunk, 1, 0, keys - 1) if rows > 1 else 0
+        if queries > 0:
+            around = (rows - 1) * shift + step_cycles(cost, queries, keys)
+            bounds[index] = max(bounds[index], around)
+    return bounds
+
+
+@kernel()
 def own_tile(cost: AttentionCost, chunk: int) -> tuple[int, int]:
     """Size of the tiles that the chunk's own keys are cut into, and the cycles that they take.
 
     The fastest multiple of the granule up to ``key_tile``: small tiles leave the masked half out,
     large ones save steps. With tiles of one size a longer chunk never takes less time, so neither
     does it with the fastest. Split 0 holds the most tiles, and those with the most queries unless a
-    window bounds them.
+    window bounds them. Sizes are tried in the order of their bounds, until no bound is lower than
+    what was found.
     """
     best, fastest = 0, 0
-    for size in range(cost.key_granule, cost.key_tile + 1, cost.key_granule):
+    bounds = own_bounds(cost, chunk)
+    for index in np.argsort(bounds, kind="mergesort"):
+        if best > 0 and bounds[index] > fastest:
+            break
+        size = (index + 1) * cost.key_granule
         slowest = diagonal_pass(cost, chunk, size, 0)
         if cost.window > 0:
             for split in range(1, cost.splits):
                 slowest = max(slowest, diagonal_pass(cost, chunk, size, split))
-        if best == 0 or slowest < fastest:
+        if best == 0 or slowest < fastest or (slowest == fastest and size < best):
             best, fastest = size, slowest
     return best, fastest
 

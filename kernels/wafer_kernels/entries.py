@@ -17,13 +17,24 @@ from wafer_kernels.attention import AttentionCost
 from wafer_kernels.mesh import GridCost
 from wafer_kernels.systolic import CoreCost
 
-__all__ = ["blocks_cycles", "compute_shift_cycles", "own_cycles", "plain"]
+__all__ = [
+    "compute_shift_cycles",
+    "first_row_queries",
+    "own_bounds",
+    "own_tile",
+    "plain",
+    "prefix_blocks",
+    "steps_cycles",
+]
 
 Int64 = npt.NDArray[np.int64]
-_closed_form, _own, _prefix = (
+_closed_form, _own, _bounds, _prefix, _queries, _step = (
     mesh.closed_form,
-    attention.diagonal_cycles,
+    attention.own_tile,
+    attention.own_bounds,
     attention.prefix_cycles,
+    attention.row_queries,
+    attention.step_cycles,
 )
 
 
@@ -40,21 +51,44 @@ def compute_shift_cycles(grid: tuple[Any, ...], m: int, k: int, n: int) -> int:
 
 
 @kernel()
-def own_cycles(cost: tuple[Any, ...], chunk: int) -> int:
-    """:func:`attention.diagonal_cycles`."""
+def own_tile(cost: tuple[Any, ...], chunk: int) -> tuple[int, int]:
+    """:func:`attention.own_tile`."""
     return _own(AttentionCost(CoreCost(*cost[0]), *cost[1:]), chunk)
 
 
 @kernel()
-def blocks_cycles(cost: tuple[Any, ...], blocks: Int64, own: Int64, earlier: Int64) -> Int64:
-    """Cycles (P, B) of B query blocks that meet ``earlier`` (P, B) keys and then their own.
+def own_bounds(cost: tuple[Any, ...], chunk: int) -> Int64:
+    """:func:`attention.own_bounds`."""
+    return _bounds(AttentionCost(CoreCost(*cost[0]), *cost[1:]), chunk)
 
-    ``own`` (B,) are the cycles against their own keys, as :func:`own_cycles` gives them.
-    """
+
+@kernel()
+def first_row_queries(cost: tuple[Any, ...], chunk: int) -> int:
+    """Query tokens of row 0 that see the key in front of the chunk."""
+    return _queries(AttentionCost(CoreCost(*cost[0]), *cost[1:]), chunk, 0, -1, -1)
+
+
+@kernel()
+def steps_cycles(cost: tuple[Any, ...], queries: Int64, keys: Int64) -> Int64:
+    """Cycles (S,) of ring steps of so many queries and keys (S,)."""
     named = AttentionCost(CoreCost(*cost[0]), *cost[1:])
+    cycles = np.empty_like(queries)
+    for index in range(queries.size):
+        cycles[index] = _step(named, queries[index], keys[index])
+    return cycles
+
+
+@kernel()
+def prefix_blocks(cost: tuple[Any, ...], shared: Int64, blocks: Int64, earlier: Int64) -> Int64:
+    """Cycles (P, B) in which B query blocks of ``blocks`` tokens meet ``earlier`` (P, B) keys.
+
+    ``shared`` (B, 3) has the units, splits and key tile of each, which the cost leaves open.
+    """
+    core = CoreCost(*cost[0])
     cycles = np.empty_like(earlier)
-    for index in range(earlier.shape[0]):
-        for block in range(blocks.size):
-            met = _prefix(named, blocks[block], earlier[index, block])
-            cycles[index, block] = met + own[block]
+    for block in range(blocks.size):
+        units, splits, key_tile = shared[block]
+        named = AttentionCost(core, cost[1], splits, units, cost[4], key_tile, *cost[6:])
+        for index in range(earlier.shape[0]):
+            cycles[index, block] = _prefix(named, blocks[block], earlier[index, block])
     return cycles

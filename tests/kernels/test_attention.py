@@ -10,6 +10,7 @@ from wafer_kernels.attention import (
     AttentionCost,
     diagonal_cycles,
     diagonal_pass,
+    own_bounds,
     own_tile,
     part,
     prefix_cycles,
@@ -161,6 +162,8 @@ def test_diagonal_of_every_split_is_the_twin(cost, chunk):
         for size in range(cost.key_granule, cost.key_tile + 1, cost.key_granule):
             found = diagonal_pass(cost, chunk, size, split)
             assert found == block.split_diagonal(split, size)
+            if split == 0:
+                assert 0 < own_bounds(cost, chunk)[size // cost.key_granule - 1] <= found
     cycles, size = block.own_tile()
     assert own_tile(cost, chunk) == (size, cycles)
     assert diagonal_cycles(cost, chunk) == cycles

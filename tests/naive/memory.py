@@ -27,8 +27,11 @@ def working_bytes(operation, height, width, sizes):
         ]
         return height(operation.source.rows) * max(met) * 4
     if kind == "Attention":
-        queries = height(sizes["query_tiles"]) * sizes["query_tile"]
-        return sizes["key_buffer"] + queries * sizes["query"]
+        most = 0
+        for tiling in sizes["tilings"]:
+            queries = height(tiling["query_tiles"]) * tiling["query_tile"]
+            most = max(most, tiling["key_buffer"] + queries * tiling["query"])
+        return most
     return 0
 
 

@@ -85,17 +85,23 @@ def test_every_core_holds_what_a_loop_over_tensors_finds(
             peak = 0
             for operations in programs:
                 attention = next(each for each in operations if isinstance(each, Attention))
-                tiling = clock.tiling(attention)
-                block = tiling.held_queries(region.rows, attention.chunk)
                 sizes = {
                     "rows": region.rows,
                     "columns": region.columns,
                     "element": element,
                     "weight": weight,
-                    "query_tiles": math.ceil(block / tiling.query_tile),
-                    "query_tile": tiling.query_tile,
-                    "key_buffer": tiling.key_buffer_bytes,
-                    "query": tiling.query_bytes,
+                    "tilings": [
+                        {
+                            "query_tiles": math.ceil(
+                                min(attention.chunk, region.rows * tiling.block_row_tokens)
+                                / tiling.query_tile
+                            ),
+                            "query_tile": tiling.query_tile,
+                            "key_buffer": tiling.key_buffer_bytes,
+                            "query": tiling.query_bytes,
+                        }
+                        for tiling in clock.ring_attention(attention).tilings(attention.chunk)
+                    ],
                 }
                 peak = max(peak, naive.peak_bytes(operations, height, width, sizes))
             beyond, arriving = max(0, chunk - tile), handoff

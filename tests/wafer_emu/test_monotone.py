@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.wafer_emu.small import DIES, LLAMA, TINY
-from wafer_emu.emulation import emulate
+from tests.wafer_emu.small import DEEPSEEK, DIES, LLAMA, MIXTRAL, TINY
+from wafer_emu.emulation import emulate, max_length
 from wafer_emu.model import Model
 from wafer_emu.wafer import Wafer
 from wafer_emu.workload import Workload
@@ -19,6 +21,7 @@ SIMD = TINY.replace(
     {"core.compute": {"kind": "simd", "lanes": 2, "issue_millicycles": 1700, "vector_axis": "m"}}
 )
 WAFERS = [TINY, SIMD, DIES]
+NARROW = TINY.replace({"link.bytes_per_cycle": 1, "link.hop_cycles": 30})
 wafers = st.sampled_from(WAFERS)
 lengths = st.integers(1, 400)
 policies = st.sampled_from(["uniform", "gpipe"])
@@ -51,17 +54,84 @@ def test_more_lanes_are_never_slower(wafer: Wafer, policy: str, tokens: int, lan
     assert makespan(more, tokens, policy) <= makespan(wafer, tokens, policy)
 
 
+@st.composite
+def questions(draw: st.DrawFn) -> tuple[Wafer, Model, dict[str, Any]]:
+    """A wafer, a model, and options of a run in given memory tiers."""
+    config = {**draw(st.sampled_from([LLAMA, MIXTRAL, DEEPSEEK]))}
+    layers = draw(st.integers(2, 5))
+    config |= {"num_hidden_layers": layers, "hidden_size": draw(st.sampled_from([16, 24, 40]))}
+    options: dict[str, Any] = {
+        "stages": draw(st.integers(1, min(4, layers))),
+        "chunks": draw(st.none() | st.integers(1, 9)),
+    }
+    wafer = draw(st.sampled_from([*WAFERS, NARROW]))
+    if wafer.dram is not None:
+        tier = st.sampled_from(["sram", "dram"])
+        options |= {"weights_tier": draw(tier), "kv_tier": draw(tier)}
+    return wafer, Model.from_hf(config), options
+
+
 @few
-@given(wafers, policies, lengths, st.integers(8_000, 40_000), st.integers(2, 4))
-def test_more_memory_holds_whatever_less_memory_holds(
-    wafer: Wafer, policy: str, tokens: int, sram_bytes: int, times: int
+@given(
+    questions(),
+    st.sampled_from(["uniform", "gpipe", "layerwise", "terapipe", "lbcp", "mbkr", "mocap"]),
+    st.integers(1, 600),
+    st.integers(3_000, 60_000),
+    st.sampled_from([1, 7]) | st.integers(1, 60_000),
+)
+def test_more_memory_is_never_slower(
+    question: tuple[Wafer, Model, dict[str, Any]], policy: str, tokens: int, less: int, more: int
 ) -> None:
-    """Not that it is faster: tilings are chosen by an estimate, which misses by a few percent."""
+    wafer, model, options = question
+    if policy == "layerwise":
+        options = {**options, "stages": None}
+
+    def cycles(sram_bytes: int) -> int:
+        sized = wafer.replace({"core.sram_bytes": sram_bytes, "core.code_bytes": 0})
+        run = emulate(sized, model, Workload.single(tokens), policy, **options)
+        return int(run.summary["makespan_cycles"])
+
     try:
-        makespan(wafer.replace({"core.sram_bytes": sram_bytes}), tokens, policy)
+        before = cycles(less)
     except CapacityError:
         return
-    makespan(wafer.replace({"core.sram_bytes": times * sram_bytes}), tokens, policy)
+    assert cycles(less + more) <= before
+
+
+@few
+@given(
+    questions(),
+    st.sampled_from(["uniform", "gpipe"]),
+    st.integers(3_000, 20_000),
+    st.sampled_from([1, 7]) | st.integers(1, 5_000),
+)
+def test_more_memory_never_holds_a_shorter_prompt(
+    question: tuple[Wafer, Model, dict[str, Any]], policy: str, less: int, more: int
+) -> None:
+    wafer, model, options = question
+    if options.get("kv_tier") == "dram":
+        return  # as long as the die memory is large
+
+    def longest(sram_bytes: int) -> int:
+        sized = wafer.replace({"core.sram_bytes": sram_bytes, "core.code_bytes": 0})
+        return int(max_length(sized, model, [policy], **options)[0]["max_tokens"])
+
+    assert longest(less + more) >= longest(less)
+
+
+@few
+@given(st.integers(5_000, 60_000), st.sampled_from(["uniform", "gpipe", "mocap"]))
+def test_the_longest_prompt_runs_and_no_longer_one_does(sram_bytes: int, policy: str) -> None:
+    """The search looks at the leanest way of working only: it finds what a run finds."""
+    wafer = TINY.replace({"core.sram_bytes": sram_bytes, "core.code_bytes": 0})
+    (found,) = max_length(wafer, MODEL, [policy], stages=2)
+    if found["max_tokens"]:
+        assert makespan(wafer, found["max_tokens"], policy) > 0
+    if (
+        policy != "mocap"
+    ):  # whose moves in a roomier way of working may fit where the leanest's do not
+        with pytest.raises(CapacityError):
+            makespan(wafer, found["max_tokens"] + 16, policy)
 
 
 @pytest.mark.parametrize("policy", ["uniform", "gpipe"])

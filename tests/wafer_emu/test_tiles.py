@@ -12,11 +12,11 @@ import mocap.policy
 from mocap.policy import Request
 from tests.wafer_emu.small import DIES, LLAMA, TINY
 from wafer_emu.clock import Tiers
-from wafer_emu.deployment import LADDER, LEANEST, Deployment, deploy
+from wafer_emu.deployment import Deployment, deploy
 from wafer_emu.engine import run_plan
 from wafer_emu.model import Model
 from wafer_emu.options import Options
-from wafer_emu.plan import Plan, make_plan, memory_tiers
+from wafer_emu.plan import LEANEST, Plan, make_plan, memory_tiers
 from wafer_emu.wafer import Wafer
 from wafer_emu.workload import Workload
 from wafer_kernels.errors import CapacityError, ConfigError
@@ -68,12 +68,6 @@ def test_a_tile_between_two_rounds_of_the_rows_is_dealt_in_whole_rounds() -> Non
     assert (deployment.tile_tokens, deployment.round_tokens) == (2048, 384)
     assert [size for size, _ in deployment.tiles(2048)] == [2048]
     assert [size for size, _ in deployment.tiles(4000)] == [4 * 384, 4 * 384, 4000 - 8 * 384]
-
-
-def test_the_ladder_gets_leaner_step_by_step() -> None:
-    assert LADDER[0] == (0, 0)
-    assert len(set(LADDER)) == len(LADDER)
-    assert LADDER[LEANEST] == tuple(max(rung[kind] for rung in LADDER) for kind in (0, 1))
 
 
 @settings(max_examples=8, deadline=None)

@@ -19,7 +19,7 @@ lines = st.integers(1, 40)
 
 def tilings(wafer: Wafer, model: Model, region: Region) -> tuple[AttentionTiling, ...]:
     operation = attention_operation(model, 0, 8, 0)
-    cost = attention_cost(wafer, region, operation, 2, (wafer.link.bytes_per_cycle, 1))
+    cost = attention_cost(wafer, region, operation, 2, 1)
     return attention_tilings(cost, region.columns, operation.heads)
 
 

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import mocap.policy
 from mocap.policy import Move, Policy, Request
 from mocap.uniform import Uniform
-from wafer_emu.attention_room import beside_kv, moments, shrunk, used
+from wafer_emu.attention_room import Moment, beside_kv, moments, shrunk, used
 from wafer_emu.clock import Tiers
 from wafer_emu.deployment import Deployment, deploy
 from wafer_emu.kv_pieces import Pieces, pieces_of
@@ -172,6 +172,7 @@ def _fastest(
     """
     longest = max(waiting, key=lambda one: one.new_tokens)
     roomy = []
+    own: dict[Tiers, list[Moment]] = {}
     failure: CapacityError | None = None
     for deployment in _ways(wafer, model, policy, options, tiers, leanest, longest, shelf):
         usual = longest.new_tokens
@@ -179,7 +180,14 @@ def _fastest(
             usual = deployment.options.usual_chunk(usual, len(deployment.stages), policy.uses)
         try:
             refuse_too_long(shrunk(deployment, SHRINKINGS[-1], shelf), policy, longest)
-            roomy.append((_beside_kv(deployment, policy, waiting, usual, leanest, shelf), usual))
+            placed, alone = _beside_kv(deployment, policy, waiting, None, shelf)
+            if not alone and policy.uses and not leanest:
+                # Its own cuts may leave room: they may have small ends.
+                if deployment.tiers not in own:
+                    cuts = _cuts(deployment, policy, [longest], usual)
+                    own[deployment.tiers] = _moments(waiting, cuts[0])
+                placed, _ = _beside_kv(deployment, policy, waiting, own[deployment.tiers], shelf)
+            roomy.append((placed, usual))
         except CapacityError as error:
             failure = error
     tried: set[tuple[object, ...]] = set()
@@ -235,24 +243,23 @@ def _beside_kv(
     deployment: Deployment,
     policy: Policy,
     waiting: Sequence[Request],
-    usual: int,
-    leanest: bool,
+    times: Sequence[Moment] | None,
     shelf: Shelf,
-) -> Deployment:
-    """A way of working whose attention uses what the KV of even chunks leaves.
+) -> tuple[Deployment, bool]:
+    """A way of working whose attention uses what KV leaves: at given times, or of even chunks.
 
-    Where these have no room, the policy's own cuts may leave some: they may have small ends.
+    And whether every stage has room for its own KV.
     """
     longest = max(waiting, key=lambda one: one.new_tokens)
-    resident, several = max(one.tokens for one in waiting) - longest.new_tokens, len(waiting) > 1
     even = _even_cuts(deployment, policy, [longest])[0]
-    follows = max(even) if several or len(even) > 1 else 0
-    times = moments(even, resident, several)
-    placed, alone = beside_kv(deployment, policy, times, follows, shelf)
-    if not alone and policy.uses and not leanest:
-        own = moments(_cuts(deployment, policy, [longest], usual)[0], resident, several)
-        placed, _ = beside_kv(deployment, policy, own, follows, shelf)
-    return placed
+    follows = max(even) if len(waiting) > 1 or len(even) > 1 else 0
+    return beside_kv(deployment, policy, times or _moments(waiting, even), follows, shelf)
+
+
+def _moments(waiting: Sequence[Request], cuts: Sequence[int]) -> list[Moment]:
+    """When the KV of the longest request must have room, given its chunks."""
+    resident = max(one.tokens for one in waiting) - sum(cuts)
+    return moments(cuts, resident, len(waiting) > 1)
 
 
 def _even_cycles(deployment: Deployment, policy: Policy, waiting: Sequence[Request]) -> int:

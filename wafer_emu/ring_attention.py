@@ -159,30 +159,38 @@ class RingAttention:
     def _cycles(self, operation: Attention, prefixes: Int64) -> tuple[Int64, Int64]:
         """Cycles after many prefixes, and the number of the way that takes them (P,).
 
-        What the blocks' own keys take is first left out, then bounded, then asked of the ring
-        kernel: only of ways that can still be as fast as the fastest after some prefix.
+        What earlier keys take is first bounded; what the blocks' own keys take is first left out,
+        then bounded. Both are asked of the ring kernel only for ways that can still be as fast as
+        the fastest after some prefix.
         """
         ways = self._ways(operation.chunk)
         earlier = self.clock.earlier_keys(
             operation, prefixes[:, np.newaxis], ways.sizes, ways.before
         )
-        met = entries.prefix_blocks(self._flat, ways.shared, ways.sizes, earlier)
+        windowed = self._unshared.window > 0
+        meet = entries.prefix_blocks if windowed else entries.prefix_bounds
+        met = meet(self._flat, ways.shared, ways.sizes, earlier)
+        met_exact = np.full(len(ways.tilings), windowed)
         blocks = self._blocks_cycles(met + ways.own, ways.sizes, earlier)
         cycles = np.add.reduceat(blocks, ways.first, axis=1) + ways.ends
-        fastest = np.min(cycles, axis=1, initial=NEVER, where=ways.known == EXACT)
+        exact = met_exact & (ways.known == EXACT)
+        fastest = np.min(cycles, axis=1, initial=NEVER, where=exact)
         while True:
-            promising = np.any(cycles <= fastest[:, np.newaxis], axis=0) & (ways.known < EXACT)
+            promising = np.any(cycles <= fastest[:, np.newaxis], axis=0) & ~exact
             if not promising.any():
-                exact = np.where(ways.known == EXACT, cycles, NEVER)
-                return fastest, np.argmin(exact, axis=1)
+                return fastest, np.argmin(np.where(exact, cycles, NEVER), axis=1)
             number = int(np.argmin(np.where(promising, cycles.sum(axis=0), NEVER)))
             here = ways.blocks[number]
-            self._learn(ways, number)
-            blocks = self._blocks_cycles(
-                met[:, here] + ways.own[here], ways.sizes[here], earlier[:, here]
-            )
+            sizes, before = ways.sizes[here], earlier[:, here]
+            if ways.known[number] < EXACT:
+                self._learn(ways, number)
+            else:
+                met[:, here] = entries.prefix_blocks(self._flat, ways.shared[here], sizes, before)
+                met_exact[number] = True
+            blocks = self._blocks_cycles(met[:, here] + ways.own[here], sizes, before)
             cycles[:, number] = blocks.sum(axis=1) + ways.ends[number]
-            if ways.known[number] == EXACT:
+            if met_exact[number] and ways.known[number] == EXACT:
+                exact[number] = True
                 fastest = np.minimum(fastest, cycles[:, number])
 
     def _blocks_cycles(self, cycles: Int64, sizes: Int64, earlier: Int64) -> Int64:

@@ -28,6 +28,7 @@ __all__ = [
     "own_bounds",
     "own_tile",
     "part",
+    "prefix_bound",
     "prefix_cycles",
     "prefix_pass",
     "prefix_pass_closed_form",
@@ -384,6 +385,37 @@ def prefix_pass_closed_form(cost: AttentionCost, chunk: int, keys: int) -> int:
         + (rows - larger - 1) * step_cycles(cost, queries, small)
         + last_step
     )
+
+
+@kernel()
+def _pass_bound(cost: AttentionCost, chunk: int, keys: int) -> int:
+    """Cycles that row 0, which has the most queries, computes in a pass over ``keys`` keys."""
+    rows, granule = cost.rows, cost.key_granule
+    granules = -(-keys // granule)
+    queries = row_queries(cost, chunk, 0, -1, -1)
+    small, larger = granules // rows * granule, granules % rows
+    missing = granules * granule - keys  # of the last tile that has keys
+    total = larger * step_cycles(cost, queries, small + granule)
+    if small > 0:
+        total += (rows - larger - 1) * step_cycles(cost, queries, small)
+        return total + step_cycles(cost, queries, small - missing)
+    whole = step_cycles(cost, queries, granule)
+    return total - whole + step_cycles(cost, queries, granule - missing)
+
+
+@kernel()
+def prefix_bound(cost: AttentionCost, chunk: int, prefix: int) -> int:
+    """What :func:`prefix_cycles` takes at least, where no window is: the work of the fullest row.
+
+    Splits differ by one key; that of the first is a bound for the slowest of them.
+    """
+    keys, full = part(prefix, cost.splits, 0), cost.rows * cost.key_tile
+    total = 0
+    if keys >= full:
+        total += keys // full * _pass_bound(cost, chunk, full)
+    if keys % full > 0:
+        total += _pass_bound(cost, chunk, keys % full)
+    return total
 
 
 @kernel()

@@ -24,15 +24,17 @@ __all__ = [
     "own_tile",
     "plain",
     "prefix_blocks",
+    "prefix_bounds",
     "steps_cycles",
 ]
 
 Int64 = npt.NDArray[np.int64]
-_closed_form, _own, _bounds, _prefix, _queries, _step = (
+_closed_form, _own, _bounds, _prefix, _prefix_bound, _queries, _step = (
     mesh.closed_form,
     attention.own_tile,
     attention.own_bounds,
     attention.prefix_cycles,
+    attention.prefix_bound,
     attention.row_queries,
     attention.step_cycles,
 )
@@ -91,4 +93,17 @@ def prefix_blocks(cost: tuple[Any, ...], shared: Int64, blocks: Int64, earlier: 
         named = AttentionCost(core, cost[1], splits, units, cost[4], key_tile, *cost[6:])
         for index in range(earlier.shape[0]):
             cycles[index, block] = _prefix(named, blocks[block], earlier[index, block])
+    return cycles
+
+
+@kernel()
+def prefix_bounds(cost: tuple[Any, ...], shared: Int64, blocks: Int64, earlier: Int64) -> Int64:
+    """What :func:`prefix_blocks` gives at least, where no window is; far sooner."""
+    core = CoreCost(*cost[0])
+    cycles = np.empty_like(earlier)
+    for block in range(blocks.size):
+        units, splits, key_tile = shared[block]
+        named = AttentionCost(core, cost[1], splits, units, cost[4], key_tile, *cost[6:])
+        for index in range(earlier.shape[0]):
+            cycles[index, block] = _prefix_bound(named, blocks[block], earlier[index, block])
     return cycles

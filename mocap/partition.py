@@ -8,7 +8,7 @@ rounded to 2**-40 of the largest one met, since all searches run on integers.
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import accumulate, pairwise
@@ -324,18 +324,23 @@ def _least_maximum(
     units: int, chunks: int, slowest: int, span: Callable[[int, int], int]
 ) -> list[int] | None:
     """Boundaries of least maximum time that the greedy cut finds, None if over `slowest`."""
+    usual = [units // chunks] * chunks  # lengths that the last bound gave: the next are near
 
     def latest(bound: int) -> tuple[list[int], int]:
         """Latest boundaries within `bound`, and the next time that would let one be later."""
         ends, following = [0], 2 * slowest + 1
-        for others in range(chunks - 1, -1, -1):
-            start, last = ends[-1], units - others
-            choices = range(start + 1, last + 1)
-            end = start + bisect_right(choices, bound, key=lambda end: span(start, end))
+        for i in range(chunks):
+            start, last = ends[-1], units - (chunks - 1 - i)
+
+            def within(end: int, start: int = start) -> bool:
+                return span(start, end) <= bound
+
+            end = _last_within(start, last, start + usual[i], within)
             if end < last:
                 following = min(following, span(start, end + 1))
             if end == start:
                 break
+            usual[i] = end - start
             ends.append(end)
         return ends, following
 
@@ -349,6 +354,26 @@ def _least_maximum(
         else:
             low = following
     return None if best is None else _middle(best, high + 1, span)
+
+
+def _last_within(start: int, last: int, guess: int, within: Callable[[int], bool]) -> int:
+    """Last place after `start` and up to `last` that is within; `start` if none is.
+
+    All places up to it are within. It is looked for around `guess`, in steps that double.
+    """
+    low, high, step = start, last + 1, 1
+    at = min(max(guess, start + 1), last)
+    rises = within(at)
+    while low < at < high:
+        if within(at):
+            low = at
+        else:
+            high = at
+        if (low == at) != rises:
+            break
+        at += step if rises else -step
+        step *= 2
+    return low + bisect_left(range(low + 1, high), True, key=lambda place: not within(place))
 
 
 def _middle(latest: list[int], bound: int, span: Callable[[int, int], int]) -> list[int]:

@@ -49,15 +49,16 @@ class Activity:
     def _key(self, stage: int, task: int) -> tuple[object, ...]:
         plan = self.plan
         deployment = plan.deployment
-        placed = deployment.stages[stage]
+        placed, routing = deployment.stages[stage], plan.routing_of(task)
         return (
             id(deployment.clocks[stage]),
             tuple(deployment.layer_kinds[stage].items()),
+            None if routing is None else placed.first_layer,  # routed layers all differ
             placed.index == 0,
             bool(plan.tasks.last[task]) and deployment.holds_head(placed),
             int(plan.tokens[task]),
             int(plan.prefix[task]),
-            plan.routing_of(task),
+            routing,
         )
 
     def _layers(self, stage: int, task: int) -> Iterator[tuple[int, int, int, int]]:

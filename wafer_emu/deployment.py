@@ -26,7 +26,7 @@ from wafer_emu.placement import (
 )
 from wafer_emu.program import Lookup, Tensor
 from wafer_emu.routing import Routing
-from wafer_emu.stage_clocks import UNBOUNDED, Shelf, StageClocks, with_attention
+from wafer_emu.stage_clocks import Shelf, StageClocks, with_attention
 from wafer_emu.tiling import query_tile_tokens
 from wafer_emu.wafer import Wafer
 from wafer_kernels.errors import ConfigError, UsageError
@@ -48,8 +48,8 @@ class Deployment:
         The layers that are placed.
     tile_tokens
         Longest tile in which a chunk passes a layer [tokens].
-    usual_prefix
-        Tokens before an even chunk in the middle of the longest request.
+    in_rounds
+        Whether tiles are whole rounds of the rows of cores, or as even as can be.
     scale
         (layers of the whole model, layers placed): costs of layers are scaled by their ratio.
     placement
@@ -63,7 +63,7 @@ class Deployment:
     options: Options
     tiers: Tiers
     tile_tokens: int
-    usual_prefix: int
+    in_rounds: bool
     scale: tuple[int, int]
     placement: Placement
     clocks: tuple[Clock, ...]
@@ -119,23 +119,15 @@ class Deployment:
         """Tokens that give every row of cores one query tile, so that none of them idles."""
         return min(stage.region.rows for stage in self.stages) * query_tile_tokens(self.wafer)
 
-    @cached_property
+    @property
     def _grain(self) -> int:
-        """Tokens that tiles are dealt in: whole rounds of the rows, if that takes fewer cycles.
+        """Tokens that tiles are dealt in: one, or whole rounds of the rows.
 
         Between two rounds a tile takes as long as the longer of them; but shorter tiles are more
-        tiles, whose steps have a fixed cost. Attention is judged as if memory did not bind it: more
-        memory must not deal tiles otherwise.
+        tiles, whose steps have a fixed cost.
         """
-        whole = self.tile_tokens // self.round_tokens * self.round_tokens
-        if whole == 0:
-            return 1
-        clock = replace(self.clocks[0], attention_bytes=UNBOUNDED)
-        longest, filled = (
-            clock.layer(0, tile, self.usual_prefix, self.options.causal_skip)
-            for tile in (self.tile_tokens, whole)
-        )
-        return self.round_tokens if filled * self.tile_tokens <= longest * whole else 1
+        rounds = self.in_rounds and self.tile_tokens >= self.round_tokens
+        return self.round_tokens if rounds else 1
 
     def tiles(self, chunk: int) -> Iterator[tuple[int, int]]:
         """(tokens, tokens before) of the even tiles in which a chunk passes a layer.
@@ -153,9 +145,9 @@ class Deployment:
             yield size, before
             before += size
 
-    def with_tile(self, tokens: int) -> Deployment:
-        """The same stages and clocks with another longest tile."""
-        return replace(self, tile_tokens=tokens, _costs={}, _memories={})
+    def with_tile(self, tokens: int, in_rounds: bool) -> Deployment:
+        """The same stages and clocks with another longest tile, dealt in rounds or evenly."""
+        return replace(self, tile_tokens=tokens, in_rounds=in_rounds, _costs={}, _memories={})
 
     def stage_cost(
         self, stage: int, chunk: int, prefix: int, routing: Routing | None = None
@@ -413,5 +405,5 @@ def deploy(
         clock = clocks.of(stage.region)
         chosen.append(with_attention(clock, free(stage.index, layers), shelf))
     return Deployment(
-        wafer, model, options, tiers, tile, prefix, (whole, model.layers), placement, tuple(chosen)
+        wafer, model, options, tiers, tile, True, (whole, model.layers), placement, tuple(chosen)
     )

@@ -20,7 +20,7 @@ from mocap.policy import Move, Policy, Request
 from mocap.uniform import Uniform
 from wafer_emu.attention_room import Moment, beside_kv, moments, shrunk, used
 from wafer_emu.clock import Tiers
-from wafer_emu.deployment import Deployment, deploy
+from wafer_emu.deployment import PAGE_TOKENS, Deployment, deploy
 from wafer_emu.kv_pieces import Pieces, pieces_of
 from wafer_emu.memory import StageMemory, kv_quantum_bytes
 from wafer_emu.model import Model
@@ -177,7 +177,8 @@ def _fastest(
     for deployment in _ways(wafer, model, policy, options, tiers, leanest, longest, shelf):
         usual = longest.new_tokens
         if not policy.streams_tokens:
-            usual = deployment.options.usual_chunk(usual, len(deployment.stages), policy.uses)
+            even = options.usual_chunk(usual, len(deployment.stages), policy.uses)
+            usual = min(usual, -(-even // PAGE_TOKENS) * PAGE_TOKENS)
         try:
             refuse_too_long(shrunk(deployment, SHRINKINGS[-1], shelf), policy, longest)
             placed, alone = _beside_kv(deployment, policy, waiting, None, shelf)
@@ -197,7 +198,7 @@ def _fastest(
             candidates.sort(key=lambda one: _even_cycles(one[0], policy, waiting))
         for deployment, usual in candidates:
             budgets = (each.attention_bytes for each in deployment.clocks)
-            key = (deployment.tiers, deployment.tile_tokens, *budgets)
+            key = (deployment.tiers, deployment.tile_tokens, deployment.in_rounds, *budgets)
             if key not in tried:
                 tried.add(key)
                 try:
@@ -218,24 +219,28 @@ def _ways(
     longest: Request,
     shelf: Shelf,
 ) -> Iterator[Deployment]:
-    """Ways of working, tiers in their order: tiles halved, for whole requests also full rounds.
+    """Ways of working, tiers in their order: tiles halved, dealt in rounds of the rows or evenly.
 
-    A whole request takes no larger tile than an even chunk, so that its working set is none either.
+    Halves are taken up to whole rounds too where a request passes whole; it takes no larger tile
+    than an even chunk, so that its working set is none either.
     """
     for memories in tiers:
         sizes: set[int] = set()
         for lean in range(LEANEST if leanest else 0, LEANEST + 1):
             way = deploy(wafer, model, options, policy, memories, lean, longest, shelf)
-            if not policy.streams_tokens:
-                yield way
-                continue
             tile, full = way.tile_tokens, way.round_tokens
             even = options.usual_chunk(longest.new_tokens, len(way.stages), policy.uses)
-            found = {tile, tile // full * full, min(even, -(-tile // full) * full)} - {0}
+            found = {tile}
+            if policy.streams_tokens:
+                found.add(min(even, -(-tile // full) * full))
             if asked := policy.asked_tile():
                 found = {min(asked, longest.new_tokens)}
+            usual = longest.new_tokens if policy.streams_tokens else even
             for size in sorted(found - sizes, reverse=True):
-                yield way.with_tile(size)
+                rounds, evenly = (way.with_tile(size, in_rounds) for in_rounds in (True, False))
+                yield rounds
+                if list(rounds.tiles(usual)) != list(evenly.tiles(usual)):
+                    yield evenly
             sizes |= found
 
 

@@ -151,5 +151,5 @@ def test_memory_holds_the_scores_of_a_block() -> None:
     assert blocks.slice_bytes == 2 * 3 * (3 + 3) * 2
     memory = StageMemory(clock, Stage(0, 0, 2, clock.region), False, False, 12, 0)
     working = 3 * blocks.row_bytes + blocks.slice_bytes
-    live = (6 + 6 + 3 + 3) * 3 * 2  # stream, hidden, query and attended
+    live = (6 + 3 + 3) * 3 * 2  # stream, query and attended
     assert memory.load(12).activations.max() == working + live

@@ -40,18 +40,19 @@ def planned(wafer: Wafer, tokens: int, **asked: Any) -> Plan:
 
 
 @few
-@given(wafers, st.integers(1, 3000), st.integers(1, 6), rungs, st.integers(1, 3000))
-def test_tiles_are_even_and_fill_the_rows_where_that_is_faster(
-    wafer: Wafer, tokens: int, chunks: int, lean: int, chunk: int
+@given(wafers, st.integers(1, 3000), st.integers(1, 6), rungs, st.integers(1, 3000), st.booleans())
+def test_tiles_are_even_or_whole_rounds_of_the_rows(
+    wafer: Wafer, tokens: int, chunks: int, lean: int, chunk: int, in_rounds: bool
 ) -> None:
     deployment = deployed(wafer, tokens, chunks, lean, "uniform")
+    deployment = deployment.with_tile(deployment.tile_tokens, in_rounds)
     tiles = list(deployment.tiles(chunk))
     sizes = [size for size, _ in tiles]
     assert sum(sizes) == chunk
     assert [before for _, before in tiles] == [sum(sizes[:k]) for k in range(len(sizes))]
     assert 0 < min(sizes) <= max(sizes) <= deployment.tile_tokens
-    grain = deployment._grain
-    assert grain in (1, deployment.round_tokens)
+    rounds = in_rounds and deployment.tile_tokens >= deployment.round_tokens
+    grain = deployment.round_tokens if rounds else 1
     assert all(size % grain == 0 for size in sizes[:-1])
     assert max(sizes) - min(sizes) < 2 * grain
     if chunk <= deployment.tile_tokens:
@@ -80,8 +81,9 @@ def test_a_whole_request_takes_the_fastest_tile_up_to_a_chunk(
     chunk = -(-tokens // chunks)
     assert deployment.tile_tokens <= chunk
     for halvings in (0, 1, 2):
-        other = deployment.with_tile(-(-chunk // 2**halvings))
-        assert deployment.slowest_cost()(tokens, 0) <= other.slowest_cost()(tokens, 0)
+        for in_rounds in (True, False):
+            other = deployment.with_tile(-(-chunk // 2**halvings), in_rounds)
+            assert deployment.slowest_cost()(tokens, 0) <= other.slowest_cost()(tokens, 0)
 
 
 def test_a_tile_that_is_asked_for_is_taken() -> None:

@@ -258,37 +258,42 @@ def _solve(
     """Boundaries out of `edges` that TeraPipe's dynamic program picks, both ends included."""
     from wafer_kernels import partition as kernel
 
-    units = len(edges) - 1
-    last = np.full(units, units)  # edge that a chunk from each edge may reach
     if getattr(cost, "monotone", False):
-        last = _worth_asking(edges, stages, cost, max_chunks or units, prefix_tokens)
-    table = _table(edges, last, cost, prefix_tokens)
+        start, end, values = _worth_asking(edges, stages, cost, max_chunks, prefix_tokens)
+    else:
+        start, end = np.triu_indices(len(edges), 1)
+        values = _asked(cost, edges[end] - edges[start], prefix_tokens + edges[start])
+    table = _table(len(edges) - 1, start, end, values)
     return edges[np.cumsum([0, *kernel.terapipe(table, stages, max_chunks or 0)])]
 
 
 def _worth_asking(
-    edges: NDArray[np.int64], stages: int, cost: Cost, chunks: int, prefix_tokens: int
-) -> NDArray[np.int64]:
-    """Last edge (start edge,) that a chunk of a least makespan may reach, for a monotone cost.
+    edges: NDArray[np.int64], stages: int, cost: Cost, chunks: int | None, prefix_tokens: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.generic]]:
+    """Start and end edge of chunks that a least makespan may have, and their times (chunk,).
 
-    A makespan is at least ``stages t`` of any of its chunks, so a chunk that alone exceeds the
-    makespan of even chunks is out, and with it all longer ones from the same edge.
+    For a cost that never falls as the chunk grows. A makespan is at least ``stages t`` of any of
+    its chunks, so a chunk that alone exceeds the makespan of even chunks is out, and with it all
+    longer ones from the same edge: chunks are asked for by length, from edges still open.
     """
     units = len(edges) - 1
-    even = np.linspace(0, units, min(chunks, units) + 1).round().astype(np.int64)
+    even = np.linspace(0, units, min(chunks or units, units) + 1).round().astype(np.int64)
     times = _asked(cost, np.diff(edges[even]), prefix_tokens + edges[even[:-1]])
     bound = times.sum() + (stages - 1) * times.max()
-    start = np.arange(units)
-    low, high = start + 1, np.full(units, units)
-    while np.any(low < high):
-        middle = (low + high + 1) // 2
-        within = (
-            stages * _asked(cost, edges[middle] - edges[start], prefix_tokens + edges[start])
-            <= bound
-        )
-        low, high = np.where(within, middle, low), np.where(within, high, middle - 1)
-        high = np.maximum(low, high)
-    return low
+    starts, ends = np.triu_indices(units + 1, 1)
+    lengths = edges[ends] - edges[starts]
+    by_length = np.argsort(lengths, kind="stable")
+    changes = np.flatnonzero(np.diff(lengths[by_length])) + 1
+    is_open = np.ones(units, np.bool_)
+    kept, values = [], []
+    for alike in np.split(by_length, changes):
+        asked = alike[is_open[starts[alike]]]
+        if asked.size > 0:
+            kept.append(asked)
+            values.append(_asked(cost, lengths[asked], prefix_tokens + edges[starts[asked]]))
+            is_open[starts[asked[stages * values[-1] > bound]]] = False
+    pairs = np.concatenate(kept)
+    return starts[pairs], ends[pairs], np.concatenate(values)
 
 
 def _asked(
@@ -302,17 +307,12 @@ def _asked(
 
 
 def _table(
-    edges: NDArray[np.int64], last: NDArray[np.int64], cost: Cost, prefix_tokens: int
+    units: int, start: NDArray[np.int64], end: NDArray[np.int64], values: NDArray[np.generic]
 ) -> NDArray[np.int64]:
     """Times of chunks between two edges, as ``t[chunk_units - 1, prefix_units]``.
 
-    Chunks that go beyond their `last` edge take as long as all others together.
+    Chunks without a value take as long as all others together.
     """
-    units = len(edges) - 1
-    start, end = np.triu_indices(units + 1, 1)
-    asked = end <= last[start]
-    start, end = start[asked], end[asked]
-    values = _asked(cost, edges[end] - edges[start], prefix_tokens + edges[start])
     if not np.issubdtype(values.dtype, np.integer):
         values = np.rint(values * (2**INTEGER_BITS / (values.max() or 1.0)))
     table = np.full((units, units), int(values.max()) * units + 1, np.int64)

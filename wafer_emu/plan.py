@@ -181,8 +181,11 @@ def _fastest(
             usual = min(usual, -(-even // PAGE_TOKENS) * PAGE_TOKENS)
         try:
             refuse_too_long(shrunk(deployment, SHRINKINGS[-1], shelf), policy, longest)
+            if leanest:
+                roomy.append((deployment, usual))
+                continue
             placed, alone = _beside_kv(deployment, policy, waiting, None, shelf)
-            if not alone and policy.uses and not leanest:
+            if not alone and policy.uses:
                 # Its own cuts may leave room: they may have small ends.
                 if deployment.tiers not in own:
                     cuts = _cuts(deployment, policy, [longest], usual)

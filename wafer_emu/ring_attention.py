@@ -167,6 +167,12 @@ class RingAttention:
         earlier = self.clock.earlier_keys(
             operation, prefixes[:, np.newaxis], ways.sizes, ways.before
         )
+        if len(ways.tilings) == 1:
+            while ways.known[0] < EXACT:
+                self._learn(ways, 0)
+            met = entries.prefix_blocks(self._flat, ways.shared, ways.sizes, earlier)
+            blocks = self._blocks_cycles(met + ways.own, ways.sizes, earlier)
+            return blocks.sum(axis=1) + ways.ends[0], np.zeros(prefixes.size, np.int64)
         windowed = self._unshared.window > 0
         meet = entries.prefix_blocks if windowed else entries.prefix_bounds
         met = meet(self._flat, ways.shared, ways.sizes, earlier)

@@ -54,21 +54,26 @@ def postpone(
 
 
 def _later(one: Move, block: Block, held: Occupancy, setting: Setting) -> list[Move]:
-    """The move, split by the slots through which its tokens can stay at home; booked in `held`."""
-    size, page = setting.kv_bytes_per_token[block.stage], setting.page_tokens
-    held.put_away(block, one, -1)
-    held.put(block.stage, block.stage, -one.tokens, block.start, block.end - 1)
-    stay = []  # tokens that can stay to the end of each slot after the one of writing
-    for slot in range(min(block.start + 1, block.end - 1), block.end):
-        room = int(held.room(block, setting.kv_capacity_bytes, slot)[block.stage])
-        tokens = min(one.tokens, room // size if size else one.tokens)
-        stay.append(tokens if tokens == one.tokens else tokens - tokens % page)
-    held.put(block.stage, block.stage, one.tokens, block.start, block.end - 1)
-    split = []
-    for after, (most, least) in enumerate(zip([one.tokens, *stay], stay, strict=False)):
-        if most > least:
-            pushed = block.chunk + after if after else None
-            split.append(replace(one, tokens=most - least, pushed=pushed))
-    for each in split:
-        held.put_away(block, each)
-    return split
+    """The move, split by the slots through which its tokens can stay at home; booked in `held`.
+
+    From the last slot on, as many tokens wait until then as leave room for the others to wait as
+    long as they do already: so none leaves earlier than before.
+    """
+    page, capacity = setting.page_tokens, setting.kv_capacity_bytes[block.stage]
+    life = block.end - block.start
+    now = one.leaves - block.chunk + 1 if one.leaves > block.chunk else 0  # slots at home
+    left, split = one.tokens, []
+    for slots in range(life, now, -1):
+        if slots == 1 < life:
+            continue  # what leaves in the slot of writing is never at home
+        free = capacity - held.bytes[block.stage, held.span(block.start, block.end - 1)]
+        more = held.bytes_at_home(block, slots) - held.bytes_at_home(block, now)
+        tokens = int(min(left, (free[more > 0] // more[more > 0]).min(initial=left)))
+        tokens = tokens if tokens == left else tokens - tokens % page
+        if tokens > 0:
+            held.put_away(block, replace(one, tokens=tokens), -1)
+            if slots < life:  # else it is never pushed
+                split.append(replace(one, tokens=tokens, pushed=block.chunk + slots - 1))
+                held.put_away(block, split[-1])
+            left -= tokens
+    return [*([replace(one, tokens=left)] if left else []), *reversed(split)]

@@ -119,6 +119,15 @@ class Occupancy:
             self.put(block.stage, block.stage, sign * move.tokens, block.start, pushed)
         self.put(move.host, block.stage, sign * move.tokens, pushed, block.end - 1)
 
+    def bytes_at_home(self, block: Block, slots: int) -> Int64:
+        """Bytes a token takes at home at every step of a block's life, of so many slots (step,)."""
+        taken = np.zeros((block.end - block.start) * self.steps, np.int64)
+        if slots > 0:
+            layers = self.layers[block.stage]
+            held = layers_held(layers, self.steps, slots)
+            taken[: held.size] = held * (self._sizes[block.stage] // layers)
+        return taken
+
     def room(self, block: Block, capacity: Sequence[int], last: int) -> Int64:
         """Most bytes of a block that each region can hold from its start to slot ``last`` (stage,).
 

@@ -171,8 +171,7 @@ def _fastest(
         If it fits in none of the ways of working; that of the leanest.
     """
     longest = max(waiting, key=lambda one: one.new_tokens)
-    roomy = []
-    own: dict[Tiers, list[Moment]] = {}
+    ways: list[tuple[Deployment, int]] = []
     failure: CapacityError | None = None
     for deployment in _ways(wafer, model, policy, options, tiers, leanest, longest, shelf):
         usual = longest.new_tokens
@@ -181,19 +180,10 @@ def _fastest(
             usual = min(usual, -(-even // PAGE_TOKENS) * PAGE_TOKENS)
         try:
             refuse_too_long(shrunk(deployment, SHRINKINGS[-1], shelf), policy, longest)
-            if leanest:
-                roomy.append((deployment, usual))
-                continue
-            placed, alone = _beside_kv(deployment, policy, waiting, None, shelf)
-            if not alone and policy.uses:
-                # Its own cuts may leave room: they may have small ends.
-                if deployment.tiers not in own:
-                    cuts = _cuts(deployment, policy, [longest], usual)
-                    own[deployment.tiers] = _moments(waiting, cuts[0])
-                placed, _ = _beside_kv(deployment, policy, waiting, own[deployment.tiers], shelf)
-            roomy.append((placed, usual))
+            ways.append((deployment, usual))
         except CapacityError as error:
             failure = error
+    roomy = ways if leanest else _beside_kv(ways, policy, waiting, longest, shelf)
     tried: set[tuple[object, ...]] = set()
     for halvings in SHRINKINGS[-1:] if leanest else SHRINKINGS:
         candidates = [(shrunk(one, halvings, shelf), usual) for one, usual in roomy]
@@ -248,20 +238,27 @@ def _ways(
 
 
 def _beside_kv(
-    deployment: Deployment,
+    ways: Sequence[tuple[Deployment, int]],
     policy: Policy,
     waiting: Sequence[Request],
-    times: Sequence[Moment] | None,
+    longest: Request,
     shelf: Shelf,
-) -> tuple[Deployment, bool]:
-    """A way of working whose attention uses what KV leaves: at given times, or of even chunks.
+) -> list[tuple[Deployment, int]]:
+    """Ways of working, each with a usual chunk, whose attention uses what KV leaves.
 
-    And whether every stage has room for its own KV.
+    The KV of even chunks; where these have room nowhere, of the policy's own: their ends are small.
     """
-    longest = max(waiting, key=lambda one: one.new_tokens)
-    even = _even_cuts(deployment, policy, [longest])[0]
-    follows = max(even) if len(waiting) > 1 or len(even) > 1 else 0
-    return beside_kv(deployment, policy, times or _moments(waiting, even), follows, shelf)
+
+    def beside(deployment: Deployment, cuts: Sequence[int] | None) -> tuple[Deployment, bool]:
+        even = _even_cuts(deployment, policy, [longest])[0]
+        follows = max(even) if len(waiting) > 1 or len(even) > 1 else 0
+        return beside_kv(deployment, policy, _moments(waiting, cuts or even), follows, shelf)
+
+    placed = [beside(deployment, None) for deployment, _ in ways]
+    if ways and policy.uses and not any(alone for _, alone in placed):
+        own = _cuts(ways[0][0], policy, [longest], ways[0][1])[0]
+        placed = [beside(deployment, own) for deployment, _ in ways]
+    return [(one, usual) for (one, _), (_, usual) in zip(placed, ways, strict=True)]
 
 
 def _moments(waiting: Sequence[Request], cuts: Sequence[int]) -> list[Moment]:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import tracemalloc
+from collections.abc import Iterator
 from pathlib import Path
 
 import h5py
@@ -271,6 +272,15 @@ def test_what_is_unfinished_is_removed_and_the_older_file_stays(tmp_path: Path) 
     assert names_in(tmp_path) == ["run.h5"]
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Ctrl-C raises, also where the tests themselves run in the background, which ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_inside_a_write_waits_for_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

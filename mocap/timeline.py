@@ -107,9 +107,12 @@ class Occupancy:
 
         Negative tokens are taken away.
         """
-        held = layers_held(self.layers[home], self.steps, last + 1 - first)
-        per_layer = self._sizes[home] // self.layers[home]
-        self.bytes[region, self.span(first, last)] += tokens * per_layer * held
+        self.bytes[region, self.span(first, last)] += tokens * self._a_token(home, last + 1 - first)
+
+    def _a_token(self, home: int, slots: int) -> Int64:
+        """Bytes a token of stage ``home`` takes at every step of so many slots (step,)."""
+        layers = self.layers[home]
+        return layers_held(layers, self.steps, slots) * (self._sizes[home] // layers)
 
     def put_away(self, block: Block, move: Move, sign: int = 1) -> None:
         """Move KV of a block from home, where it is all counted, to its host; or back (-1)."""
@@ -123,9 +126,7 @@ class Occupancy:
         """Bytes a token takes at home at every step of a block's life, of so many slots (step,)."""
         taken = np.zeros((block.end - block.start) * self.steps, np.int64)
         if slots > 0:
-            layers = self.layers[block.stage]
-            held = layers_held(layers, self.steps, slots)
-            taken[: held.size] = held * (self._sizes[block.stage] // layers)
+            taken[: slots * self.steps] = self._a_token(block.stage, slots)
         return taken
 
     def room(self, block: Block, capacity: Sequence[int], last: int) -> Int64:

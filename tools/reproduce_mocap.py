@@ -203,7 +203,7 @@ def _static_tokens(plan: Plan) -> int:
     assert isinstance(plan.policy, Reallocating)
     stages = len(plan.deployment.stages)
     capacities = [int(each) for each in plan.tasks.capacity[:, plan.tokens.size - 1]]
-    setting = plan.deployment.setting(plan.tokens.size, capacities, [0] * stages)
+    setting = plan.deployment.setting(capacities, [0] * stages)
     return reallocation.static_max_tokens(setting, plan.policy.groups(setting))
 
 

@@ -251,9 +251,13 @@ class Deployment:
             for stage, clock in zip(self.stages, self.clocks, strict=True)
         )
 
+    @property
+    def chunks(self) -> int:
+        """Chunks wanted for a request: as asked, else as many as stages."""
+        return self.options.given_chunks or len(self.stages)
+
     def setting(
         self,
-        chunks: int,
         capacities: Sequence[int],
         resident_bytes: Sequence[int],
     ) -> Setting:
@@ -263,7 +267,7 @@ class Deployment:
         carried, cycles = self.rate_between(self.stages[0].region, neighbour)
         return Setting(
             stages=len(self.stages),
-            chunks=chunks,
+            chunks=self.chunks,
             page_tokens=PAGE_TOKENS,
             cost=self.slowest_cost(),
             stage_cost=self.stage_cost,

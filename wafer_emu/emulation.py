@@ -20,13 +20,14 @@ from wafer_emu.deployment import PAGE_TOKENS
 from wafer_emu.frames import Frames
 from wafer_emu.model import Model
 from wafer_emu.options import Options
-from wafer_emu.plan import Plan, make_plan, most_tokens
+from wafer_emu.plan import Plan, make_plan
 from wafer_emu.replay import Books, replay
 from wafer_emu.routing import Routing
 from wafer_emu.search import search
 from wafer_emu.stage_clocks import Shelf
 from wafer_emu.summary import summarise
 from wafer_emu.wafer import Wafer
+from wafer_emu.ways import most_tokens
 from wafer_emu.workload import MAX_TOKENS, Workload
 from wafer_kernels import pipeline
 from wafer_kernels.errors import CapacityError, DeadlockError, UsageError

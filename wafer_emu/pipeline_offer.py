@@ -10,8 +10,8 @@ import mocap.policy
 from wafer_emu.emulation import Progress, emulate
 from wafer_emu.model import Model
 from wafer_emu.options import Options
-from wafer_emu.plan import most_tokens
 from wafer_emu.wafer import Wafer
+from wafer_emu.ways import most_tokens
 from wafer_emu.workload import Workload
 from wafer_kernels.errors import CapacityError
 

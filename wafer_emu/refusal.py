@@ -14,26 +14,32 @@ from wafer_emu.order import Order, quanta_per_token
 from wafer_kernels import pipeline
 from wafer_kernels.errors import CapacityError
 
-__all__ = ["capacity_error", "refusal", "refuse_too_long"]
+__all__ = ["capacity_error", "needs_and_rooms", "refusal", "refuse_too_long"]
 
 Int64 = npt.NDArray[np.int64]
 
 
-def refuse_too_long(deployment: Deployment, policy: Policy, request: Request) -> None:
-    """Refuse before any cutting what no cut can hold: KV beyond the room at the least working set.
+def needs_and_rooms(deployment: Deployment, policy: Policy) -> tuple[list[int], list[int]]:
+    """KV quanta that a token needs at least, and room for them at the least working set.
 
-    A policy that moves nothing needs a stage's KV to fit on that stage; one that moves has all
-    stages' room for any one stage's KV.
+    Of every stage: a policy that moves nothing needs a stage's KV to fit on that stage. One that
+    moves has all stages' room for any one stage's KV: a single need and room.
     """
-    memories = deployment.memories(0)
-    quantum = kv_quantum_bytes(deployment.clocks[0])
-    needs = [request.tokens * each for each in quanta_per_token(deployment, policy)]
-    rooms = [memory.kv_quanta(1) for memory in memories]
+    needs = quanta_per_token(deployment, policy)
+    rooms = [memory.kv_quanta(1) for memory in deployment.memories(0)]
     if type(policy).reallocate is not Policy.reallocate:
-        needs, rooms = [max(needs)], [sum(rooms)]
-    for stage, (need, room) in enumerate(zip(needs, rooms, strict=True)):
+        return [max(needs)], [sum(rooms)]
+    return needs, rooms
+
+
+def refuse_too_long(deployment: Deployment, policy: Policy, request: Request) -> None:
+    """Refuse before any cutting KV that no cut leaves room for, at the least working set."""
+    quantum = kv_quantum_bytes(deployment.clocks[0])
+    needs, rooms = needs_and_rooms(deployment, policy)
+    for stage, (each, room) in enumerate(zip(needs, rooms, strict=True)):
+        need = request.tokens * each
         if need > room:
-            where = f"stage {stage}" if len(needs) == len(memories) else "any one stage"
+            where = f"stage {stage}" if len(needs) == len(deployment.stages) else "any one stage"
             raise _no_room(
                 deployment, policy, request.tokens, where, need * quantum, room * quantum,
                 stage=stage,

@@ -170,12 +170,11 @@ class RingAttention:
         if len(ways.tilings) == 1:
             while ways.known[0] < EXACT:
                 self._learn(ways, 0)
-            met = entries.prefix_blocks(self._flat, ways.shared, ways.sizes, earlier)
+            met = entries.prefix_blocks(self._flat, ways.shared, ways.sizes, earlier, True)
             blocks = self._blocks_cycles(met + ways.own, ways.sizes, earlier)
             return blocks.sum(axis=1) + ways.ends[0], np.zeros(prefixes.size, np.int64)
         windowed = self._unshared.window > 0
-        meet = entries.prefix_blocks if windowed else entries.prefix_bounds
-        met = meet(self._flat, ways.shared, ways.sizes, earlier)
+        met = entries.prefix_blocks(self._flat, ways.shared, ways.sizes, earlier, windowed)
         met_exact = np.full(len(ways.tilings), windowed)
         blocks = self._blocks_cycles(met + ways.own, ways.sizes, earlier)
         cycles = np.add.reduceat(blocks, ways.first, axis=1) + ways.ends
@@ -191,7 +190,8 @@ class RingAttention:
             if ways.known[number] < EXACT:
                 self._learn(ways, number)
             else:
-                met[:, here] = entries.prefix_blocks(self._flat, ways.shared[here], sizes, before)
+                shared = ways.shared[here]
+                met[:, here] = entries.prefix_blocks(self._flat, shared, sizes, before, True)
                 met_exact[number] = True
             blocks = self._blocks_cycles(met[:, here] + ways.own[here], sizes, before)
             cycles[:, number] = blocks.sum(axis=1) + ways.ends[number]

@@ -18,9 +18,10 @@ from wafer_emu.engine import run_plan
 from wafer_emu.model import Model
 from wafer_emu.options import Options
 from wafer_emu.placement import place_regions
-from wafer_emu.plan import Plan, make_plan, memory_tiers
+from wafer_emu.plan import Plan, make_plan
 from wafer_emu.stage_clocks import Shelf
 from wafer_emu.wafer import Wafer
+from wafer_emu.ways import memory_tiers
 from wafer_emu.workload import Workload
 from wafer_kernels.errors import CapacityError, DeadlockError, UsageError
 

@@ -24,7 +24,6 @@ __all__ = [
     "own_tile",
     "plain",
     "prefix_blocks",
-    "prefix_bounds",
     "steps_cycles",
 ]
 
@@ -81,10 +80,13 @@ def steps_cycles(cost: tuple[Any, ...], queries: Int64, keys: Int64) -> Int64:
 
 
 @kernel()
-def prefix_blocks(cost: tuple[Any, ...], shared: Int64, blocks: Int64, earlier: Int64) -> Int64:
+def prefix_blocks(
+    cost: tuple[Any, ...], shared: Int64, blocks: Int64, earlier: Int64, exact: bool
+) -> Int64:
     """Cycles (P, B) in which B query blocks of ``blocks`` tokens meet ``earlier`` (P, B) keys.
 
-    ``shared`` (B, 3) has the units, splits and key tile of each, which the cost leaves open.
+    ``shared`` (B, 3) has the units, splits and key tile of each, which the cost leaves open. Not
+    ``exact``, and where no window is, they are what it takes at least, and come far sooner.
     """
     core = CoreCost(*cost[0])
     cycles = np.empty_like(earlier)
@@ -92,18 +94,9 @@ def prefix_blocks(cost: tuple[Any, ...], shared: Int64, blocks: Int64, earlier: 
         units, splits, key_tile = shared[block]
         named = AttentionCost(core, cost[1], splits, units, cost[4], key_tile, *cost[6:])
         for index in range(earlier.shape[0]):
-            cycles[index, block] = _prefix(named, blocks[block], earlier[index, block])
-    return cycles
-
-
-@kernel()
-def prefix_bounds(cost: tuple[Any, ...], shared: Int64, blocks: Int64, earlier: Int64) -> Int64:
-    """What :func:`prefix_blocks` gives at least, where no window is; far sooner."""
-    core = CoreCost(*cost[0])
-    cycles = np.empty_like(earlier)
-    for block in range(blocks.size):
-        units, splits, key_tile = shared[block]
-        named = AttentionCost(core, cost[1], splits, units, cost[4], key_tile, *cost[6:])
-        for index in range(earlier.shape[0]):
-            cycles[index, block] = _prefix_bound(named, blocks[block], earlier[index, block])
+            keys = earlier[index, block]
+            if exact:
+                cycles[index, block] = _prefix(named, blocks[block], keys)
+            else:
+                cycles[index, block] = _prefix_bound(named, blocks[block], keys)
     return cycles

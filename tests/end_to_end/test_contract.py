@@ -9,22 +9,11 @@ from typing import Any
 import pytest
 import xarray as xr
 
+from tests.small_model import CONFIG
 from wafer_emu.__main__ import main
 
 Capture = pytest.CaptureFixture[str]
 POLICIES = "gpipe,uniform,terapipe,lbcp,mbkr,mocap"
-CONFIG = {
-    "model_type": "llama",
-    "hidden_size": 64,
-    "intermediate_size": 176,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 128,
-    "max_position_embeddings": 512,
-    "rms_norm_eps": 1e-5,
-    "torch_dtype": "float32",
-}
 KINDS = {
     "policy": str,
     "makespan_cycles": int,

@@ -13,6 +13,7 @@ from wafer_kernels.attention import (
     own_bounds,
     own_tile,
     part,
+    prefix_bound,
     prefix_cycles,
     prefix_pass,
     prefix_pass_closed_form,
@@ -173,6 +174,17 @@ def test_diagonal_of_every_split_is_the_twin(cost, chunk):
 @given(regions(), tokens, prefixes)
 def test_prefix_is_the_twin(cost, chunk, prefix):
     assert prefix_cycles(cost, chunk, prefix) == twin(cost, chunk, prefix).prefix_cycles()
+
+
+@few
+@given(regions(window=st.just(0)), tokens, prefixes)
+def test_earlier_keys_are_bounded_from_below_and_exactly_where_compute_hides_shifts(
+    cost, chunk, prefix
+):
+    least = prefix_bound(cost, chunk, prefix)
+    assert least <= twin(cost, chunk, prefix).prefix_cycles()
+    hidden = cost._replace(rows=1, splits=1)
+    assert prefix_bound(hidden, chunk, prefix) == prefix_cycles(hidden, chunk, prefix)
 
 
 @few

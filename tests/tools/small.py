@@ -2,23 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from tests.small_model import CONFIG
 from tools.mocap_bench import Bench
 from wafer_emu.model import Model
 from wafer_emu.wafer import Wafer
 
-CONFIG: dict[str, Any] = {
-    "model_type": "llama",
-    "hidden_size": 64,
-    "intermediate_size": 176,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 128,
-    "max_position_embeddings": 512,
-    "torch_dtype": "float32",
-}
 DIES = Wafer.preset("wsc-54").replace(
     {
         "die_rows": 2,

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import mocap.policy
+from tests.small_model import CONFIG
 from wafer_emu.__main__ import main
 from wafer_emu.emulation import emulate, max_length
 from wafer_emu.model import Model
@@ -20,17 +21,6 @@ from wafer_emu.workload import Workload
 from wafer_kernels.errors import CapacityError, UsageError
 
 WAFER = Wafer.preset("tiny-4x4")
-CONFIG = {
-    "model_type": "llama",
-    "hidden_size": 64,
-    "intermediate_size": 176,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 128,
-    "max_position_embeddings": 512,
-    "torch_dtype": "float32",
-}
 MODEL = Model.from_hf(CONFIG)
 WORKLOAD = Workload.single(192)
 AUTO = Options(stages="auto", chunks="auto", search_seconds=120.0)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import mocap.policy
 from mocap.policy import Policy
 from mocap.prefill_only import ShortestFirst
+from tests.small_model import CONFIG
 from wafer_emu.__main__ import main
 from wafer_emu.emulation import emulate
 from wafer_emu.engine import run_plan
@@ -24,17 +25,6 @@ from wafer_emu.wafer import Wafer
 from wafer_emu.workload import Request, Workload
 
 WAFER = Wafer.preset("tiny-4x4")
-CONFIG: dict[str, Any] = {
-    "model_type": "llama",
-    "hidden_size": 64,
-    "intermediate_size": 176,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 128,
-    "max_position_embeddings": 512,
-    "torch_dtype": "float32",
-}
 MODEL = Model.from_hf(CONFIG)
 Arrivals = list[tuple[int, float]]  # (tokens, arrival [s]) of each request
 

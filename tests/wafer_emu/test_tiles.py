@@ -16,8 +16,9 @@ from wafer_emu.deployment import Deployment, deploy
 from wafer_emu.engine import run_plan
 from wafer_emu.model import Model
 from wafer_emu.options import Options
-from wafer_emu.plan import LEANEST, Plan, make_plan, memory_tiers
+from wafer_emu.plan import Plan, make_plan
 from wafer_emu.wafer import Wafer
+from wafer_emu.ways import LEANEST, memory_tiers
 from wafer_emu.workload import Workload
 from wafer_kernels.errors import CapacityError, ConfigError
 

@@ -52,15 +52,22 @@ class Order:
     @cached_property
     def compute(self) -> Int64:
         """Cycles of every task on every stage (stage, task), without transfers."""
-        stages = range(len(self.memories))
-        cost = self.deployment.stage_cost
-        pieces = [
-            (int(chunk), int(prefix), self.routing_of(task))
-            for task, (chunk, prefix) in enumerate(zip(self.tokens, self.prefix, strict=True))
-        ]
-        cycles = np.array([[cost(stage, *piece) for piece in pieces] for stage in stages], np.int64)
-        for task in np.flatnonzero(self.last):
-            cycles[-1, task] += self.deployment.clocks[-1].epilogue(int(self.tokens[task]))
+        deployment, alike = self.deployment, self.deployment.first_alike
+        pieces: dict[tuple[int, Routing | None], list[int]] = {}
+        for task, chunk in enumerate(self.tokens.tolist()):
+            pieces.setdefault((chunk, self.routing_of(task)), []).append(task)
+        cycles = np.zeros((len(self.memories), self.tokens.size), np.int64)
+        for stage in range(len(self.memories)):
+            if alike[stage] < stage and not self.routing:  # routed layers cost each their own
+                cycles[stage] = cycles[alike[stage]]
+                continue
+            for (chunk, routing), tasks in pieces.items():
+                prefixes, place = np.unique(self.prefix[tasks], return_inverse=True)
+                cycles[stage, tasks] = deployment.stage_costs(stage, chunk, prefixes, routing)[
+                    place
+                ]
+        for task in np.flatnonzero(self.last).tolist():
+            cycles[-1, task] += deployment.clocks[-1].epilogue(int(self.tokens[task]))
         return cycles
 
 

@@ -117,7 +117,7 @@ class _Stage:
         """KV quanta beside attention at a level; -1 if attention alone does not fit."""
         if level not in self._memories:
             clock = with_attention(self._memory.clock, self.levels[level], self._shelf)
-            self._memories[level] = replace(self._memory, clock=clock, _loads={})
+            self._memories[level] = replace(self._memory, clock=clock)
         memory = self._memories[level]
         return -1 if memory.shortage(load_tokens) > 0 else memory.kv_quanta(load_tokens)
 

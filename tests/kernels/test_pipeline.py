@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.naive import pipeline as naive
-from wafer_kernels.pipeline import ADMITTED, DEADLOCK, DONE, Tasks, admit, run, schedule
+from wafer_kernels.pipeline import DEADLOCK, DONE, Tasks, no_traffic, run, schedule
+from wafer_kernels.slots import ADMITTED, admit
 
 few = settings(max_examples=60, deadline=None)
 
@@ -45,7 +46,7 @@ def admitted(tasks):
 
 def ran(tasks, slot):
     out = schedule(tasks)
-    return run(tasks, slot, out), out
+    return run(tasks, slot, *no_traffic(tasks), out), out
 
 
 def least_capacity(tasks):

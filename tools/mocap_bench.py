@@ -62,27 +62,33 @@ class Bench:
 
 def moved_bytes(plan: Plan) -> int:
     """KV written to other stages."""
-    return sum(each.written_bytes for row in plan.transfers for each in row)
+    return int(plan.transfers.written_bytes.sum())
 
 
 def price(plan: Plan, overlap: bool = True) -> float:
     """Makespan over that with moves free; not overlapped, every byte moved is waited for."""
-    duration = plan.tasks.duration if overlap else plan.compute + _serial_cycles(plan)
-    return _makespan(plan, duration) / _makespan(plan, plan.compute)
+    nothing = np.zeros_like(plan.traffic.read)
+    free = plan.traffic._replace(read=nothing, write=nothing, ask=nothing)
+    moving = plan
+    if not overlap:
+        waited = plan.tasks._replace(duration=plan.compute + _serial_cycles(plan))
+        moving = replace(plan, tasks=waited, traffic=free)
+    return _makespan(moving) / _makespan(replace(plan, traffic=free))
 
 
-def _makespan(plan: Plan, duration: np.ndarray[Any, np.dtype[np.int64]]) -> int:
-    tasks = plan.tasks._replace(duration=duration)
-    return int(run_plan(replace(plan, tasks=tasks)).end.max())
+def _makespan(plan: Plan) -> int:
+    return int(run_plan(plan).end.max())
 
 
 def _serial_cycles(plan: Plan) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Cycles of all transfers of every task, layer by layer (stage, task)."""
-    cycles = np.zeros_like(plan.compute)
-    for stage, row in enumerate(plan.transfers):
-        layers, host = plan.deployment.stages[stage].layers, int(plan.tasks.host[stage, -1])
-        for task, each in enumerate(row):
-            for moved in (each.written_bytes, each.read_bytes):
-                one = plan.deployment.transfer_cycles(moved // layers, stage, host)
-                cycles[stage, task] += layers * one
+    """Cycles of all transfers of every task, layer by layer, one after another (stage, task)."""
+    cycles, links = np.zeros_like(plan.compute), plan.deployment.links
+    sent = plan.transfers
+    for stage, part, task in zip(*np.nonzero(sent.read + sent.write + sent.ask), strict=True):
+        host = int(plan.tasks.host[stage, part])
+        for moved, one, other in (
+            (sent.ask, stage, host), (sent.read, host, stage), (sent.write, stage, host)
+        ):  # fmt: skip
+            each = links.transfer_cycles(int(moved[stage, part, task]), int(one), int(other))
+            cycles[stage, task] += int(sent.layers[stage]) * each
     return cycles

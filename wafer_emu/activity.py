@@ -134,5 +134,5 @@ class Activity:
         hops = deployment.placement.hops()
         width = deployment.model.hidden_size * dtype_bytes(deployment.model.dtype)
         passed = sum(hops[stage][stage + 1] for stage in range(stages - 1))
-        moved = sum(each.byte_hops for row in plan.transfers for each in row)
+        moved = int(plan.transfers.byte_hops.sum())
         return total.plus(Work(hop_bytes=int(plan.tokens.sum()) * width * passed + moved))

@@ -165,6 +165,8 @@ class Pipeline:
         Order of the regions on the wafer.
     no_causal_skip
         Charge the masked half of attention too.
+    no_contention
+        Give every hand-off and KV move the links between regions alone.
     objective
         What auto is for: least time to first token, or most requests per second.
     search_seconds
@@ -179,6 +181,7 @@ class Pipeline:
     layers: Count | None = None
     placement: Literal["serpentine", "folded-ring"] = "serpentine"
     no_causal_skip: Switch = False
+    no_contention: Switch = False
     objective: Literal["latency", "throughput"] = "latency"
     search_seconds: Positive = 10.0
 
@@ -255,8 +258,10 @@ class Job(NamedTuple):
             model = model.with_overrides(changes)
         policy = toml_values(subject.changes("policy"), "--set policy")
         asked = {**vars(pipeline or Pipeline()), **vars(memory or Memory())}
-        skip = not asked.pop("no_causal_skip")
-        options = Options(**asked, causal_skip=skip, seed=subject.seed, policy=policy)
+        skip, share = not asked.pop("no_causal_skip"), not asked.pop("no_contention")
+        options = Options(
+            **asked, causal_skip=skip, contention=share, seed=subject.seed, policy=policy
+        )
         return cls(wafer, model, options)
 
     def warn_beyond_positions(self, workload: Workload, ui: Ui) -> None:

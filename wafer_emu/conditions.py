@@ -39,6 +39,7 @@ def conditions(summary: Mapping[str, Any]) -> dict[str, str]:
         "gpipe's tile": "-" if tile is None else f"{tile:,} tokens",
         "attention": ATTENTION[settings["attention"]],
         "causal skip": "on" if settings["causal_skip"] else "off: masked half charged",
+        "links": "shared by flows" if settings["contention"] else "each flow alone",
         "rounding": f"pages of {settings['page_tokens']} tokens",
         "weights": f"{settings['weights_dtype']} in {settings['weights_tier'].upper()}",
         "KV": f"{settings['kv_dtype']} in {kv_place}",

@@ -19,13 +19,13 @@ from wafer_emu.model import Model
 from wafer_emu.options import Options
 from wafer_emu.placement import (
     Placement,
-    Region,
     Stage,
     place_regions,
     place_stages,
     split_layers,
 )
 from wafer_emu.program import Lookup, Tensor
+from wafer_emu.region_links import RegionLinks
 from wafer_emu.routing import Routing
 from wafer_emu.stage_clocks import Shelf, StageClocks, with_attention
 from wafer_emu.tiling import query_tile_tokens
@@ -226,32 +226,10 @@ class Deployment:
         """Cost t(chunk, prefix) of the slowest stage, with a vectorised ``table``."""
         return SlowestCost(self)
 
-    def rate_between(self, a: Region, b: Region) -> tuple[int, int]:
-        """Bytes between two regions in so many cycles: links across the narrower side, or edges."""
-        vertical = a.column == b.column and a.row != b.row
-        lanes = min(a.columns, b.columns) if vertical else min(a.rows, b.rows)
-        rate = lanes * self.wafer.link.bytes_per_cycle
-        die, clock_hz = self.wafer.die_link, self.wafer.core.clock_hz
-        if die is not None and self.wafer.dies > 1:
-            side = 1 if vertical else 0
-            edges = min(a.dies(self.wafer)[side], b.dies(self.wafer)[side])
-            if edges * die.bytes_per_second < rate * clock_hz:
-                return edges * die.bytes_per_second, clock_hz
-        return rate, 1
-
-    def transfer_cycles(self, moved_bytes: int, source: int, target: int) -> int:
-        """Cycles of an uncontended transfer between two stages' regions: XY route, wormhole."""
-        if moved_bytes == 0 or source == target:
-            return 0
-        a, b = self.stages[source].region, self.stages[target].region
-        link, die = self.wafer.link, self.wafer.die_link
-        latency = a.hops_to(b) * link.hop_cycles + 2 * link.ramp_cycles
-        if die is not None:
-            crossed = abs(a.row - b.row) // self.wafer.die.core_rows
-            crossed += abs(a.column - b.column) // self.wafer.die.core_columns
-            latency += crossed * math.ceil(die.latency_seconds * self.wafer.core.clock_hz)
-        carried, cycles = self.rate_between(a, b)
-        return -(-moved_bytes * cycles // carried) + latency
+    @cached_property
+    def links(self) -> RegionLinks:
+        """Links between the stages' regions."""
+        return RegionLinks(self.wafer, [stage.region for stage in self.stages])
 
     def kv_quanta_per_token(self) -> tuple[int, ...]:
         """KV quanta that each stage keeps of one token."""
@@ -272,8 +250,9 @@ class Deployment:
     ) -> Setting:
         """What a policy is told; ``capacities`` are the stages' KV quanta."""
         quantum = kv_quantum_bytes(self.clocks[0])
-        neighbour = self.stages[min(1, len(self.stages) - 1)].region
-        carried, cycles = self.rate_between(self.stages[0].region, neighbour)
+        link_bytes_per_cycle = self.wafer.link.bytes_per_cycle  # of a lone stage: it sends nothing
+        if len(self.stages) > 1:
+            link_bytes_per_cycle = max(1, math.floor(self.links.rate(0, 1)))
         return Setting(
             stages=len(self.stages),
             chunks=self.chunks,
@@ -286,7 +265,7 @@ class Deployment:
                 for quanta, resident in zip(capacities, resident_bytes, strict=True)
             ),
             hops=self.placement.hops(),
-            link_bytes_per_cycle=max(1, carried // cycles),
+            link_bytes_per_cycle=link_bytes_per_cycle,
             chunk_tokens=self.options.chunk_tokens,
             chunk_vector=self.options.chunk_vector,
             layers=tuple(stage.layers for stage in self.stages),

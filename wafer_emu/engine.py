@@ -9,7 +9,7 @@ from wafer_emu.plan import Plan
 from wafer_kernels import pipeline
 from wafer_kernels.errors import DeadlockError
 
-__all__ = ["busy_cycles", "free_cycles", "input_stall", "memory_stall", "run_plan"]
+__all__ = ["free_cycles", "input_stall", "memory_stall", "run_plan", "transfer_stall"]
 
 Int64 = npt.NDArray[np.int64]
 
@@ -22,8 +22,9 @@ def run_plan(plan: Plan) -> pipeline.Schedule:
     DeadlockError
         If an admitted plan cannot end, which would be a defect.
     """
-    schedule = pipeline.schedule(plan.tasks)
-    if pipeline.run(plan.tasks, plan.slot, schedule) != pipeline.DONE:
+    schedule = pipeline.schedule(plan.tasks, plan.links.capacity.size)
+    ended = pipeline.run(plan.tasks, plan.slot, plan.traffic, plan.links, schedule)
+    if ended != pipeline.DONE:
         stage, task = np.argwhere(schedule.end == 0)[0]
         raise DeadlockError(
             f"stage {stage} can never start chunk {plan.chunk[task]} of request "
@@ -53,6 +54,6 @@ def memory_stall(schedule: pipeline.Schedule) -> Int64:
     return schedule.memory_wait + schedule.layer_wait
 
 
-def busy_cycles(plan: Plan, schedule: pipeline.Schedule) -> Int64:
-    """Cycles (stage, task) in which a stage works, from a task's start to its end, less waits."""
-    return schedule.end - schedule.start - schedule.layer_wait - plan.transfer_stall
+def transfer_stall(plan: Plan, schedule: pipeline.Schedule) -> Int64:
+    """Cycles (stage, task) inside a task in which it only waits for KV."""
+    return schedule.end - schedule.start - schedule.layer_wait - plan.tasks.duration

@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from wafer_emu.activity import Activity
-from wafer_emu.engine import busy_cycles, input_stall, memory_stall
+from wafer_emu.engine import input_stall, memory_stall, transfer_stall
+from wafer_emu.link_use import link_columns
 from wafer_emu.memory import kv_quanta_per_token, kv_quantum_bytes
 from wafer_emu.options import Options
 from wafer_emu.plan import Plan
@@ -159,7 +160,7 @@ def _tables(
     deployment = plan.deployment
     stages, count = schedule.start.shape
     stage = np.repeat(np.arange(stages), count)
-    stall = plan.transfer_stall
+    stall = transfer_stall(plan, schedule)
     arrival = np.array([request.arrival_cycle for request in plan.requests], np.int64)
     yield (
         "tasks",
@@ -202,7 +203,7 @@ def _tables(
             "column": np.array([region.column for region in regions]),
             "rows": np.array([region.rows for region in regions]),
             "columns": np.array([region.columns for region in regions]),
-            "busy_cycles": busy_cycles(plan, schedule).sum(axis=1),
+            "busy_cycles": plan.tasks.duration.sum(axis=1),
             "weight_bytes": np.array([memory.weight_bytes for memory in plan.memories]),
             "kv_peak_bytes": np.array(summary["kv_peak_bytes_per_stage"], np.int64),
             "kv_capacity_bytes": np.array(summary["kv_capacity_bytes_per_stage"], np.int64),
@@ -210,6 +211,7 @@ def _tables(
         },
     )
     yield "kv_blocks", _blocks(plan, schedule)
+    yield "links", link_columns(plan, schedule)
 
 
 def _blocks(plan: Plan, schedule: pipeline.Schedule) -> dict[str, Int64]:

@@ -49,6 +49,9 @@ class Options:
         Order of regions on the wafer.
     causal_skip
         Whether masked tiles cost nothing.
+    contention
+        Whether hand-offs and KV between regions share the links that they cross, or each has them
+        alone.
     seed
         Kept in the run file; nothing random depends on it yet.
     objective
@@ -74,6 +77,7 @@ class Options:
     embedding: Literal["host", "first-stage"] = "host"
     placement: Order = "serpentine"
     causal_skip: bool = True
+    contention: bool = True
     seed: int = 0
     objective: Literal["latency", "throughput"] = "latency"
     search_seconds: float = 10.0

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -25,12 +24,13 @@ from wafer_emu.order import Order
 from wafer_emu.refusal import capacity_error, refusal
 from wafer_emu.routing import Routing, refuse_routing
 from wafer_emu.stage_clocks import Shelf
-from wafer_emu.transfers import Transfers, arrivals, handoffs, stage_transfers
+from wafer_emu.transfers import Transfers, arrivals, handoff_latency, kv_transfers, traffic
 from wafer_emu.wafer import Wafer
 from wafer_emu.ways import Way, memory_tiers, ways_by_speed
 from wafer_emu.workload import Workload
-from wafer_kernels import pipeline
+from wafer_kernels import pipeline, slots
 from wafer_kernels.errors import CapacityError, UsageError
+from wafer_kernels.noc import Links
 
 __all__ = ["Plan", "make_plan", "routed"]
 
@@ -39,18 +39,15 @@ Int64 = npt.NDArray[np.int64]
 
 @dataclass
 class Plan(Order):
-    """An order with its moves, transfers (stage, task) and slots (task), admitted."""
+    """An order with its moves, the transfers and traffic that they make, and slots (task)."""
 
     moves: list[Move]
     pieces: Pieces
-    transfers: list[list[Transfers]]
+    transfers: Transfers
     tasks: pipeline.Tasks
+    traffic: pipeline.Traffic
+    links: Links
     slot: Int64
-
-    @cached_property
-    def transfer_stall(self) -> Int64:
-        """Cycles of every task (stage, task) in which it only waits for KV."""
-        return np.array([[each.stall_cycles for each in row] for row in self.transfers], np.int64)
 
 
 def make_plan(
@@ -178,12 +175,14 @@ def _admit(order: Order) -> Plan:
             moves = _moves(order, load_tokens)
             pieces, tasks, transfers = _tasks(order, moves)
             slot, shortage = np.zeros(order.tokens.size, np.int64), np.zeros(3, np.int64)
-            refused = pipeline.admit(tasks, slot, shortage)
-            if refused == pipeline.ADMITTED:
+            refused = slots.admit(tasks, slot, shortage)
+            if refused == slots.ADMITTED:
                 known = {each.name: getattr(order, each.name) for each in fields(Order)}
+                sent, links = traffic(order, transfers)
                 return Plan(
-                    **known, moves=moves, pieces=pieces, transfers=transfers, tasks=tasks, slot=slot
-                )
+                    **known, moves=moves, pieces=pieces, transfers=transfers, tasks=tasks,
+                    traffic=sent, links=links, slot=slot,
+                )  # fmt: skip
             raise refusal(order, moves, tasks, refused - 1, shortage)
         except CapacityError as error:
             failure = error
@@ -213,10 +212,8 @@ def _hosts(stages: int, moves: Sequence[Move]) -> list[list[int]]:
     return hosts
 
 
-def _tasks(
-    order: Order, moves: Sequence[Move]
-) -> tuple[Pieces, pipeline.Tasks, list[list[Transfers]]]:
-    """Where KV lies, what the engine is told, and what the transfers in it are."""
+def _tasks(order: Order, moves: Sequence[Move]) -> tuple[Pieces, pipeline.Tasks, Transfers]:
+    """Where KV lies, what the engine is told of tasks, and the transfers between them."""
     deployment = order.deployment
     stages, count = order.compute.shape
     hosts = _hosts(order.compute.shape[0], moves)
@@ -238,19 +235,15 @@ def _tasks(
     for stage, memory in enumerate(order.memories):
         for size in np.unique(order.largest_chunks):
             capacity[stage, order.largest_chunks == size] = memory.kv_quanta(int(size))
-    transfers = [
-        stage_transfers(order, stage, hosts[stage], coming[stage]) for stage in range(stages)
-    ]
-    stall = np.array([[each.stall_cycles for each in row] for row in transfers], np.int64)
     tasks = pipeline.Tasks(
         arrivals(order),
         order.last.astype(np.int64),
-        order.compute + stall,
-        handoffs(order),
+        order.compute,
+        handoff_latency(order),
         host,
         coming * per_token[:, np.newaxis, np.newaxis],
         leaving * per_token[:, np.newaxis],
         layers if order.policy.frees_by_layer() else np.ones_like(layers),
         capacity,
     )
-    return pieces, tasks, transfers
+    return pieces, tasks, kv_transfers(order, host, coming)

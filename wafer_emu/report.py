@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
@@ -156,6 +156,7 @@ def _headline(summary: Mapping[str, Any], wafer: Wafer) -> RenderableType:
         ("KV moved", size(summary["reallocated_bytes"]),
          f"to other stages, {size(summary['remote_read_bytes'])} read back"),
         ("on the mesh", f"{summary['noc_byte_hops']:,}", "bytes times hops"),
+        *_links(summary),
         ("work", f"{summary['macs']:,}", "multiply-accumulates"),
         ("chunks", f"{len(chunks)}", f"{runs(chunks)} tokens"),
         ("", "", f"{_spread(slowest, wafer)} on the slowest stage"),
@@ -172,6 +173,21 @@ def _headline(summary: Mapping[str, Any], wafer: Wafer) -> RenderableType:
     for row in rows:
         table.add_row(*row)
     return Padding(table, (0, 0, 0, 2))
+
+
+def _links(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Share of the time that the busiest link between regions is in use, and contention's."""
+    busiest = summary["links"]["busiest"]
+    if busiest is None:
+        return
+    corners = [region[:2] for region in summary["settings"]["regions"]]
+    ends = [
+        f"{corners.index(end)}" if end in corners else f"the unused cell at {tuple(end)}"
+        for end in (busiest["from"], busiest["to"])
+    ]
+    added = percent(summary["links"]["contention_cycles"] / summary["makespan_cycles"])
+    text = f"of the time the busiest in use: stage {' to '.join(ends)}; sharing costs {added}"
+    yield "links", percent(busiest["busy_fraction"]), text
 
 
 def _spread(cycles: Sequence[int], wafer: Wafer) -> str:

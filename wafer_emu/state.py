@@ -37,7 +37,13 @@ __all__ = [
 
 SCHEMA_VERSION = 1
 CLASSES = ("code", "weights", "activations", "own_kv", "hosted_kv", "buffers")
-TABLES = {"tasks": "task", "requests": "request", "stages": "stage", "kv_blocks": "block"}
+TABLES = {
+    "tasks": "task",
+    "requests": "request",
+    "stages": "stage",
+    "kv_blocks": "block",
+    "links": "link",
+}
 UNSIGNED = "unsigned"  # the narrowest unsigned type that holds the capacity of a core
 NEVER = ((-1, "never"),)
 
@@ -159,6 +165,12 @@ VARIABLES = register(
         _cycles("kv_blocks", "moved_cycle", "cycle at which it had arrived at its host", NEVER),
         _cycles("kv_blocks", "freed_cycle", "cycle at which the block was freed", NEVER),
         _size("kv_blocks", "bytes", "keys and values of the block"),
+        _count("links", "row", "first fabric row of the region where the link begins"),
+        _count("links", "column", "first fabric column of the region where the link begins"),
+        _count("links", "to_row", "first fabric row of the neighbour that it leads to"),
+        _count("links", "to_column", "first fabric column of the neighbour that it leads to"),
+        _size("links", "bytes", "hand-offs, KV and queries that crossed it"),
+        _cycles("links", "busy_cycles", "cycles in which a flow was crossing it"),
         _state("time", "time", "int64", "1", "cycle of the frame"),
         _state("class", "class", "str", "1", "what the bytes are used for"),
         _state("row", "row", "int32", "1", "fabric row of the core"),

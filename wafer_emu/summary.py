@@ -9,7 +9,8 @@ import numpy.typing as npt
 
 from wafer_emu.activity import Activity
 from wafer_emu.deployment import PAGE_TOKENS
-from wafer_emu.engine import busy_cycles, free_cycles, input_stall, memory_stall
+from wafer_emu.engine import free_cycles, input_stall, memory_stall, transfer_stall
+from wafer_emu.link_use import links_summary
 from wafer_emu.memory import kv_quantum_bytes
 from wafer_emu.model import Model
 from wafer_emu.options import CHUNK_OPTIONS
@@ -38,8 +39,8 @@ def summarise(
     clock_hz = wafer.core.clock_hz
     makespan = int(schedule.end.max())
     seconds = makespan / clock_hz
-    stall = plan.transfer_stall
-    busy = busy_cycles(plan, schedule).sum(axis=1)
+    stall = transfer_stall(plan, schedule)
+    busy = plan.tasks.duration.sum(axis=1)
     arrival = np.array([request.arrival_cycle for request in plan.requests], np.int64)
     last = np.flatnonzero(plan.tasks.last)
     waits = (schedule.end[-1, last] - arrival) / clock_hz
@@ -47,7 +48,6 @@ def summarise(
     fullest = max(books.cores, key=lambda book: int(book.peak.max()))
     core = int(np.argmax(fullest.peak))
     quantum = kv_quantum_bytes(plan.deployment.clocks[0])
-    transfers = [each for row in plan.transfers for each in row]
     first = plan.request == 0
     return {
         "policy": plan.policy.name,
@@ -72,9 +72,10 @@ def summarise(
         "kv_capacity_bytes_per_stage": [
             int(each) * quantum for each in plan.tasks.capacity[:, plan.tokens.size - 1]
         ],
-        "reallocated_bytes": sum(each.written_bytes for each in transfers),
-        "remote_read_bytes": sum(each.read_bytes for each in transfers),
+        "reallocated_bytes": int(plan.transfers.written_bytes.sum()),
+        "remote_read_bytes": int(plan.transfers.read_bytes.sum()),
         "noc_byte_hops": work.hop_bytes,
+        "links": links_summary(plan, schedule),
         "stall_cycles": {
             "input": int(input_stall(plan, schedule).sum()),
             "memory": int(memory_stall(schedule).sum()),
@@ -250,6 +251,7 @@ def _settings(plan: Plan, model: Model, workload: Workload) -> dict[str, Any]:
         "placement": options.placement,
         "attention": deployment.wafer.attention,
         "causal_skip": options.causal_skip,
+        "contention": options.contention,
         "diagonal_tiles": "charged in full",
         "page_tokens": PAGE_TOKENS,
         "tile_tokens": min(deployment.tile_tokens, int(plan.tokens.max())),

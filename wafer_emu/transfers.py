@@ -1,4 +1,4 @@
-"""What moves between the host, the stages and their KV hosts for every task, and what it costs."""
+"""What moves between the host, the stages and their KV hosts for every task."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ import numpy.typing as npt
 from wafer_emu.memory import kv_quanta_per_token, kv_quantum_bytes
 from wafer_emu.model import Model, dtype_bytes
 from wafer_emu.order import Order
+from wafer_kernels.noc import Links
+from wafer_kernels.pipeline import Traffic
 
-__all__ = ["Transfers", "arrivals", "handoffs", "stage_transfers"]
+__all__ = ["Transfers", "arrivals", "handoff_latency", "kv_transfers", "no_transfers", "traffic"]
 
 Int64 = npt.NDArray[np.int64]
 TOKEN_ID_BYTES = 4
@@ -21,70 +23,85 @@ PARTIAL_BYTES = 4
 
 @dataclass(frozen=True)
 class Transfers:
-    """KV that one task moves: bytes written to and read from other stages, and their cost."""
+    """KV that tasks move for every layer of their stage (stage, host, task) [bytes].
 
-    written_bytes: int = 0
-    read_bytes: int = 0
-    byte_hops: int = 0
-    stall_cycles: int = 0
-
-
-def stage_transfers(order: Order, stage: int, hosts: list[int], coming: Int64) -> list[Transfers]:
-    """KV transfers of every task of a stage, one layer ahead of the computation.
-
-    ``coming`` (host, task) tokens reach each host with a task, be they new or of earlier chunks.
-
-    While a layer computes, the remote KV of the next layer is read and the layer's own share of
-    what goes to hosts is written. What does not fit behind a layer's computation stalls the task;
-    so does the first layer's read, which nothing hides. A policy that attends remotely sends
-    queries and gets partial results instead, of every layer in turn: nothing hides them.
+    ``read`` from hosts and ``write`` to them; ``ask``: queries, where what is read are their
+    partial results. ``layers`` (N,) of the stages and ``hops`` (stage, host).
     """
-    nothing = Transfers()
-    if len(hosts) == 1:
-        return [nothing] * order.tokens.size
+
+    read: Int64
+    write: Int64
+    ask: Int64
+    layers: Int64
+    hops: Int64
+
+    def _of_tasks(self, moved: Int64) -> Int64:
+        return np.asarray(moved.sum(axis=1) * self.layers[:, np.newaxis])
+
+    @property
+    def written_bytes(self) -> Int64:
+        """KV written to other stages (stage, task)."""
+        return self._of_tasks(self.write)
+
+    @property
+    def read_bytes(self) -> Int64:
+        """KV, or queries and partial results, that come from there and go there (stage, task)."""
+        return self._of_tasks(self.read + self.ask)
+
+    @property
+    def byte_hops(self) -> Int64:
+        """All of it times the distance between the regions (stage, task)."""
+        return self._of_tasks((self.read + self.write + self.ask) * self.hops[:, :, np.newaxis])
+
+
+def no_transfers(order: Order) -> Transfers:
+    """All KV stays where it is made."""
+    stages, count = order.compute.shape
+    none = np.zeros((stages, 1, count), np.int64)
+    layers = np.array([stage.layers for stage in order.deployment.stages], np.int64)
+    return Transfers(none, none, none, layers, none[:, :, 0])
+
+
+def kv_transfers(order: Order, host: Int64, coming: Int64) -> Transfers:
+    """KV transfers of every task.
+
+    ``coming`` (stage, host, task) tokens reach each ``host`` (stage, host) with a task, be they new
+    or of earlier chunks. What came with earlier tasks of the request is read again by each; a
+    policy that attends remotely sends queries and gets partial results instead.
+    """
     deployment = order.deployment
-    layers = deployment.stages[stage].layers
-    clock = deployment.clocks[stage]
-    layer_bytes = kv_quanta_per_token(clock) * kv_quantum_bytes(clock)
-    hops = deployment.placement.hops()[stage]
-    attends = order.policy.attends_remotely()
-    query_bytes, partial_bytes = _exchange_bytes_per_token(deployment.model)
-    remote = np.zeros(len(hosts), np.int64)
-    result = []
-    for task in range(order.tokens.size):
-        if order.chunk[task] == 0:
-            remote[:] = 0
-        read = write = read_bytes = byte_hops = 0
-        for part in range(1, len(hosts)):
-            to_read = int(remote[part]) * layer_bytes
-            to_write = int(coming[part, task]) * layer_bytes
-            if attends and to_read:
-                asked = int(order.tokens[task]) * query_bytes
-                read += deployment.transfer_cycles(asked, stage, hosts[part])
-                to_read = int(order.tokens[task]) * partial_bytes
-                read_bytes += asked
-                byte_hops += asked * layers * hops[hosts[part]]
-            read += deployment.transfer_cycles(to_read, hosts[part], stage)
-            read_bytes += to_read
-            write += deployment.transfer_cycles(to_write, stage, hosts[part])
-            byte_hops += (to_read + to_write) * layers * hops[hosts[part]]
-        cycles = int(order.compute[stage, task]) // layers
-        if attends:
-            stall = layers * (read + max(0, write - cycles))
-        else:
-            stall = read + (layers - 1) * max(0, read + write - cycles) + max(0, write - cycles)
-        result.append(
-            Transfers(
-                written_bytes=int(coming[1:, task].sum()) * layer_bytes * layers,
-                read_bytes=read_bytes * layers,
-                byte_hops=byte_hops,
-                stall_cycles=stall,
-            )
-            if read or write
-            else nothing
-        )
-        remote += coming[: len(hosts), task]
-    return result
+    of_a_token = np.array(
+        [kv_quanta_per_token(clock) * kv_quantum_bytes(clock) for clock in deployment.clocks]
+    )[:, np.newaxis, np.newaxis]
+    first = np.maximum.accumulate(np.where(order.chunk == 0, np.arange(order.chunk.size), 0))
+    before = np.cumsum(coming, axis=2) - coming
+    remote = before - before[:, :, first]
+    moved = coming * of_a_token
+    read, ask = remote * of_a_token, np.zeros_like(remote)
+    if order.policy.attends_remotely():
+        query_bytes, partial_bytes = _exchange_bytes_per_token(deployment.model)
+        ask = np.where(remote > 0, order.tokens * query_bytes, 0)
+        read = np.where(remote > 0, order.tokens * partial_bytes, 0)
+    for home in (moved, read, ask):
+        home[:, 0] = 0
+    hops = np.array(deployment.placement.hops(), np.int64)
+    layers = np.array([stage.layers for stage in deployment.stages], np.int64)
+    return Transfers(read, moved, ask, layers, np.take_along_axis(hops, host, axis=1))
+
+
+def traffic(order: Order, transfers: Transfers) -> tuple[Traffic, Links]:
+    """Hand-offs and KV transfers as the engine has them, and the links that they share."""
+    handed = _handoff_bytes(order)
+    most = max(int(each.max()) for each in (handed, transfers.read, transfers.write, transfers.ask))
+    deployment = order.deployment
+    links, grains = deployment.links.shared(max(most, 1), deployment.options.contention)
+    return Traffic(
+        handed * grains,
+        transfers.layers,
+        transfers.read * grains,
+        transfers.write * grains,
+        transfers.ask * grains,
+    ), links
 
 
 def _exchange_bytes_per_token(model: Model) -> tuple[int, int]:
@@ -98,23 +115,27 @@ def _exchange_bytes_per_token(model: Model) -> tuple[int, int]:
     return model.heads * query * dtype_bytes(model.dtype), model.heads * (value + 2) * PARTIAL_BYTES
 
 
-def handoffs(order: Order) -> Int64:
-    """Cycles from the end of each task to its arrival at the next stage (stage, task).
+def _handoff_bytes(order: Order) -> Int64:
+    """Bytes that leave for the next stage as a task has ended (stage, task).
 
     A request that streams by tiles hands its tiles on as the last layer ends with them, so that
     only the last one remains.
     """
     deployment = order.deployment
-    width = deployment.model.hidden_size * dtype_bytes(deployment.model.dtype)
     tokens = order.tokens
     if order.policy.streams_tokens:
         tokens = np.minimum(tokens, deployment.tile_tokens)
-    handoff = np.zeros(order.compute.shape, np.int64)
-    for stage in range(order.compute.shape[0] - 1):
-        for size in np.unique(tokens):
-            cycles = deployment.transfer_cycles(int(size) * width, stage, stage + 1)
-            handoff[stage, tokens == size] = cycles
-    return handoff
+    width = deployment.model.hidden_size * dtype_bytes(deployment.model.dtype)
+    handed = np.tile(tokens * width, (order.compute.shape[0], 1))
+    handed[-1] = 0
+    return handed
+
+
+def handoff_latency(order: Order) -> Int64:
+    """Cycles from a hand-off's last byte to its arrival at the next stage (stage, task)."""
+    stages = len(order.deployment.stages)
+    latency = [order.deployment.links.latency(k, min(k + 1, stages - 1)) for k in range(stages)]
+    return np.tile(np.array(latency, np.int64)[:, np.newaxis], (1, order.tokens.size))
 
 
 def arrivals(order: Order) -> Int64:

@@ -125,7 +125,7 @@ def _makespan_milliseconds(chunk_milliseconds: npt.NDArray[np.float64], stages: 
     )
     slot = np.arange(chunks, dtype=np.int64)
     schedule = pipeline.schedule(tasks)
-    pipeline.run(tasks, slot, schedule)
+    pipeline.run(tasks, slot, *pipeline.no_traffic(tasks), schedule)
     return int(schedule.end.max()) / MICROSECONDS
 
 

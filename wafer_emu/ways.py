@@ -20,7 +20,7 @@ from wafer_emu.model import Model
 from wafer_emu.options import Options
 from wafer_emu.refusal import needs_and_rooms, refuse_too_long
 from wafer_emu.stage_clocks import Shelf
-from wafer_emu.transfers import arrivals, handoffs
+from wafer_emu.transfers import arrivals, handoff_latency, no_transfers, traffic
 from wafer_emu.wafer import Wafer
 from wafer_kernels import pipeline
 from wafer_kernels.errors import CapacityError
@@ -181,15 +181,16 @@ def _even_cycles(deployment: Deployment, policy: Policy, waiting: Sequence[Reque
         arrivals(order),
         order.last.astype(np.int64),
         order.compute,
-        handoffs(order),
+        handoff_latency(order),
         np.arange(stages, dtype=np.int64)[:, np.newaxis],
         nothing,
         np.zeros((stages, count), np.int64),
         np.ones(stages, np.int64),
         np.zeros((stages, count + 1), np.int64),
     )
-    schedule = pipeline.schedule(tasks)
-    pipeline.run(tasks, np.arange(count, dtype=np.int64), schedule)
+    sent, links = traffic(order, no_transfers(order))
+    schedule = pipeline.schedule(tasks, links.capacity.size)
+    pipeline.run(tasks, np.arange(count, dtype=np.int64), sent, links, schedule)
     return int(schedule.end.max())
 
 

@@ -171,7 +171,7 @@ def _next_transfer(
     for part in range(hosts):
         asks = asks or traffic.ask[stage, part, task] > 0
     for place in range(after, 4 * hosts):
-        part, to_host, grains = place % hosts, False, np.int64(0)
+        part, to_host, grains = place % hosts, False, 0
         if place < 2 * hosts:
             part, to_host = place // 2, place % 2 == 0
             if asks and layer >= 0:
@@ -184,7 +184,7 @@ def _next_transfer(
             to_host, grains = True, traffic.write[stage, part, task]
         if grains > 0:
             return place, part, grains, to_host
-    return 4 * hosts, 0, np.int64(0), False
+    return 4 * hosts, 0, 0, False
 
 
 @kernel()
@@ -315,14 +315,14 @@ def run(tasks: Tasks, slot: Int64, traffic: Traffic, links: Links, out: Schedule
     at = _At(state[0], state[1], state[2], state[3], state[4], state[5], state[6])
     under = under_way(2 * stages, links)  # of each stage its KV, then its hand-off
     under.pair[:] = NO_PAIR
-    queue = [(np.int64(0), 0, 0, 0, 0)]
+    queue = [(0, 0, 0, 0, 0)]
     queue.pop()
     serial = 0
     for task in range(count):
         out.input_ready[0, task] = tasks.arrival[task]
         heapq.heappush(queue, (tasks.arrival[task], ARRIVAL, serial, 0, task))
         serial += 1
-    done, before = 0, np.int64(0)
+    done, before = 0, 0
     while True:
         until = next_end(under)
         if len(queue) == 0 and until == NEVER:

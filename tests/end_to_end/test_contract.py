@@ -32,6 +32,7 @@ KINDS = {
     "reallocated_bytes": int,
     "remote_read_bytes": int,
     "noc_byte_hops": int,
+    "links": dict,
     "stall_cycles": dict,
     "energy_joules": dict,
     "macs": int,

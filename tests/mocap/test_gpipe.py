@@ -26,7 +26,8 @@ def makespan(stages: int, durations: list[int], chunks: int) -> int:
         capacity=np.ones((stages, count + 1), np.int64),
     )
     schedule = pipeline.schedule(tasks)
-    assert pipeline.run(tasks, np.arange(count), schedule) == pipeline.DONE
+    nothing = pipeline.no_traffic(tasks)
+    assert pipeline.run(tasks, np.arange(count), *nothing, schedule) == pipeline.DONE
     return int(schedule.end.max())
 
 

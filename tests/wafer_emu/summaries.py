@@ -33,6 +33,15 @@ def a_summary(
         "reallocated_bytes": 123_456_789,
         "remote_read_bytes": 987_654_321,
         "noc_byte_hops": 12_345_678_901_234,
+        "links": {
+            "busiest": {
+                "from": [0, 0],
+                "to": [0, 375],
+                "bytes": 268_435_456,
+                "busy_fraction": 0.125,
+            },
+            "contention_cycles": 1_234_567,
+        },
         "stall_cycles": {"input": 5_000_000_000, "memory": 0, "transfer": 12_345},
         "energy_joules": {"mac": 120.5, "sram": 980.25, "mesh": 33.0, "dram": 0.0, "idle": 4200.0},
         "macs": 250_123_456_789_012,
@@ -67,6 +76,7 @@ def a_summary(
             "attention": "ring",
             "placement": "serpentine",
             "causal_skip": True,
+            "contention": True,
             "page_tokens": 16,
             "kv_freed": "request",
             "gpipe_tile_tokens": 4096 if policy == "gpipe" else None,

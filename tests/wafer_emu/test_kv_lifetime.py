@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests.wafer_emu.numeric_cases import Case, Given, moving_cases
 from tests.wafer_emu.test_service import CONFIG, WAFER
 from wafer_emu.emulation import Run, emulate, max_length
+from wafer_emu.engine import transfer_stall
 from wafer_emu.memory import kv_quantum_bytes
 from wafer_emu.model import Model
 from wafer_emu.options import Options
@@ -140,7 +141,9 @@ def test_any_cuts_and_moves_keep_the_ledger(
         schedule, plan = found.schedule, found.plan
         assert stalls["memory"] == (schedule.memory_wait + schedule.layer_wait).sum()
         spans = schedule.end - schedule.start
-        assert np.array_equal(spans, plan.tasks.duration + schedule.layer_wait)
+        waits = schedule.layer_wait + transfer_stall(plan, schedule)
+        assert stalls["transfer"] == transfer_stall(plan, schedule).sum() >= 0
+        assert np.array_equal(spans, plan.compute + waits)
     assert max(tight.summary["kv_peak_bytes_per_stage"]) <= budget
 
 

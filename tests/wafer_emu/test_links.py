@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tests.wafer_emu.small import DIES, LLAMA, clock_of, clocks, sizes
 from wafer_emu.clock import Clock
 from wafer_emu.emulation import emulate
+from wafer_emu.engine import run_plan
 from wafer_emu.links import LinkRate, edge_share, in_shares_of_a_byte, slowest_link
 from wafer_emu.model import Model
 from wafer_emu.placement import Region
@@ -96,6 +97,8 @@ def test_hand_offs_slow_down_with_the_edge() -> None:
     for rate in (10**12, 10**9, 10**6):
         wafer = DIES.replace({"die_link.bytes_per_second": rate, "die_link.latency_seconds": 0.0})
         plan = emulate(wafer, MODEL, Workload.single(64), "uniform", stages=2, region=(3, 3)).plan
-        hop = plan.deployment.transfer_cycles(1, 0, 1) - ceil(Fraction(clock_hz, rate))
-        moved = 64 // 2 * 24 * 2
-        assert plan.tasks.handoff[0, 0] - hop == ceil(Fraction(moved * clock_hz, rate))
+        schedule = run_plan(plan)
+        links, moved = plan.deployment.links, 64 // 2 * 24 * 2
+        took = ceil(Fraction(moved * clock_hz, rate))
+        assert links.transfer_cycles(moved, 0, 1) - links.latency(0, 1) == took
+        assert schedule.input_ready[1, 0] - schedule.end[0, 0] == took + links.latency(0, 1)

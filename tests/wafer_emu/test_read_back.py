@@ -8,7 +8,7 @@ import pytest
 
 import mocap.policy
 from tests.wafer_emu.test_service import MODEL, WAFER
-from wafer_emu.engine import run_plan
+from wafer_emu.engine import run_plan, transfer_stall
 from wafer_emu.options import Options
 from wafer_emu.plan import Plan, make_plan
 from wafer_emu.workload import Workload
@@ -60,17 +60,16 @@ def test_bytes_and_hops(read_back: str, push: str) -> None:
                 if (move.stage, move.leaves) == (stage, chunk):
                     written += move.tokens * kv * layers
                     byte_hops += move.tokens * kv * layers * hops[stage][move.host]
-            transfers = plan.transfers[stage][chunk]
-            assert transfers.read_bytes == read
-            assert transfers.written_bytes == written
-            assert transfers.byte_hops == byte_hops
+            assert plan.transfers.read_bytes[stage, chunk] == read
+            assert plan.transfers.written_bytes[stage, chunk] == written
+            assert plan.transfers.byte_hops[stage, chunk] == byte_hops
 
 
 def test_nothing_hides_remote_attention() -> None:
     plan = plan_of(read_back="attend")
     query = MODEL.heads * MODEL.head_dim * FLOAT
     partial = MODEL.heads * (MODEL.head_dim + 2) * FLOAT
-    cycles = plan.deployment.transfer_cycles
+    cycles, stall = plan.deployment.links.transfer_cycles, transfer_stall(plan, run_plan(plan))
     layers = MODEL.layers // STAGES
     for stage in range(STAGES):
         for chunk in range(CHUNKS):
@@ -79,7 +78,7 @@ def test_nothing_hides_remote_attention() -> None:
                 + cycles(plan.cuts[0][chunk] * partial, host, stage)
                 for host in remote_tokens(plan, stage, chunk)
             )
-            assert plan.transfers[stage][chunk].stall_cycles >= layers * exchange
+            assert stall[stage, chunk] >= layers * exchange
     assert run_plan(plan).end.max() > run_plan(plan_of()).end.max()
 
 

@@ -58,6 +58,7 @@ RUN_KEYS = [
     "reallocated_bytes",
     "remote_read_bytes",
     "noc_byte_hops",
+    "links",
     "stall_cycles",
     "energy_joules",
     "macs",

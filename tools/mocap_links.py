@@ -8,6 +8,8 @@ from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 
+import numpy as np
+
 import mocap.policy
 from mocap.lbcp import Lbcp
 from mocap.mbkr import Reallocating
@@ -27,7 +29,8 @@ PRICE_PERCENT = 5.0  # MBKR does not pay if its moves cost more than this share 
 CLOSE = 1.05  # a crossover lies between two bandwidths of this ratio
 MEGA, GIGA = 10**6, 10**9
 
-HIDDEN, SERIAL = "price, overlapped [%]", "price, serial [%]"
+HIDDEN, ALONE = "price, overlapped [%]", "price, links alone [%]"
+SERIAL = "price, serial [%]"
 MOVED, KEPT = "mbkr [s]", "no moves, KV in any memory [s]"
 
 
@@ -75,7 +78,9 @@ def _measured(bench: Bench, tokens: int, options: Options, bytes_per_second: int
     except CapacityError as error:
         return {"binds": binds(error)}
     row: Row = {"KV moved [MB]": moved_bytes(plan) / MEGA, MOVED: slower.seconds(plan)}
-    row |= {HIDDEN: 100 * (price(plan) - 1), SERIAL: 100 * (price(plan, overlap=False) - 1)}
+    alone = replace(plan, links=plan.links._replace(shared=np.zeros(1, np.int64)))
+    row |= {HIDDEN: 100 * (price(plan) - 1), ALONE: 100 * (price(alone) - 1)}
+    row |= {SERIAL: 100 * (price(plan, overlap=False) - 1)}
     try:
         kept = slower.plan("uniform", tokens, replace(options, kv_tier="auto"))
         row[KEPT] = slower.seconds(kept)
@@ -101,6 +106,7 @@ def bandwidth(bench: Bench, lengths: Sequence[int]) -> Iterator[Row]:
 def crossover(bench: Bench, lengths: Sequence[int]) -> Iterator[Row]:
     """Bandwidth below which MBKR stops paying at the length of the bandwidth section [GB/s].
 
+    With moves and hand-offs that share their links, and as if each had them alone.
     Where it does so at none or at all bandwidths of the sweep, the end of the sweep stands.
     """
     for row, options, tokens in _cases(bench, "mbkr"):
@@ -122,6 +128,7 @@ def crossover(bench: Bench, lengths: Sequence[int]) -> Iterator[Row]:
         yield {
             **row,
             f"moves cost over {PRICE_PERCENT:g} %, overlapped, below [GB/s]": too_dear(HIDDEN),
+            "the same, links alone, below [GB/s]": too_dear(ALONE),
             f"moves cost over {PRICE_PERCENT:g} %, serial, below [GB/s]": too_dear(SERIAL),
             "cheaper without moves below [GB/s]": dearer() if other_way else None,
         }

@@ -176,7 +176,7 @@ def _headline(summary: Mapping[str, Any], wafer: Wafer) -> RenderableType:
 
 
 def _links(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """Share of the time that the busiest link between regions is in use, and contention's."""
+    """Share of the time that the busiest link is in use, and of what waits as links are shared."""
     busiest = summary["links"]["busiest"]
     if busiest is None:
         return
@@ -186,8 +186,8 @@ def _links(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
         for end in (busiest["from"], busiest["to"])
     ]
     added = percent(summary["links"]["contention_cycles"] / summary["makespan_cycles"])
-    text = f"of the time the busiest in use: stage {' to '.join(ends)}; sharing costs {added}"
-    yield "links", percent(busiest["busy_fraction"]), text
+    text = f"in use, from stage {' to '.join(ends)}; sharing links costs {added}"
+    yield "busiest link", percent(busiest["busy_fraction"]), text
 
 
 def _spread(cycles: Sequence[int], wafer: Wafer) -> str:

@@ -203,6 +203,20 @@ class Deployment:
             result.append(counts)
         return tuple(result)
 
+    @cached_property
+    def first_alike(self) -> tuple[int, ...]:
+        """For every stage, the first one whose layers cost the same: same kinds on the same clock.
+
+        The head is not among the layers.
+        """
+        first: dict[tuple[object, ...], int] = {}
+        return tuple(
+            first.setdefault(
+                (id(clock), tuple(counts.items()), self.holds_embedding(stage)), stage.index
+            )
+            for stage, clock, counts in zip(self.stages, self.clocks, self.layer_kinds, strict=True)
+        )
+
     def layers_alike(self, stage: int, routing: Routing | None) -> Iterator[tuple[int, int]]:
         """(layer, how many cost the same) of a stage; a routing makes every layer differ."""
         if routing is None:
@@ -293,15 +307,24 @@ class SlowestCost:
 
     @cached_property
     def _representatives(self) -> tuple[int, ...]:
-        """One stage of every kind: stages alike cost the same."""
+        """One stage of every kind, but for those with no more layers than another on its clock."""
+        first = tuple(dict.fromkeys(self.deployment.first_alike))
+        return tuple(
+            stage
+            for stage in first
+            if not any(other != stage and self._covers(other, stage) for other in first)
+        )
+
+    def _covers(self, more: int, less: int) -> bool:
+        """Whether a stage has the clock of another, and no fewer layers of any kind."""
         deployment = self.deployment
-        kinds: dict[tuple[object, ...], int] = {}
-        for stage, clock, counts in zip(
-            deployment.stages, deployment.clocks, deployment.layer_kinds, strict=True
-        ):
-            same = (id(clock), tuple(counts.items()), deployment.holds_embedding(stage))
-            kinds.setdefault(same, stage.index)
-        return tuple(kinds.values())
+        kinds, wanted = deployment.layer_kinds[more], deployment.layer_kinds[less]
+        embeddings = (deployment.holds_embedding(deployment.stages[each]) for each in (more, less))
+        return (
+            deployment.clocks[more] is deployment.clocks[less]
+            and all(kinds.get(kind, 0) >= count for kind, count in wanted.items())
+            and next(embeddings) >= next(embeddings)
+        )
 
     def __call__(self, chunk: int, prefix: int) -> int:
         """Cycles of the slowest stage."""

@@ -52,15 +52,24 @@ class Order:
     @cached_property
     def compute(self) -> Int64:
         """Cycles of every task on every stage (stage, task), without transfers."""
-        stages = range(len(self.memories))
-        cost = self.deployment.stage_cost
-        pieces = [
-            (int(chunk), int(prefix), self.routing_of(task))
-            for task, (chunk, prefix) in enumerate(zip(self.tokens, self.prefix, strict=True))
-        ]
-        cycles = np.array([[cost(stage, *piece) for piece in pieces] for stage in stages], np.int64)
+        cycles = np.zeros((len(self.memories), self.tokens.size), np.int64)
+        if self.routing:
+            for stage, task in np.ndindex(*cycles.shape):
+                piece = int(self.tokens[task]), int(self.prefix[task]), self.routing_of(task)
+                cycles[stage, task] = self.deployment.stage_cost(stage, *piece)
+        else:
+            for stage, like in enumerate(self.deployment.first_alike):
+                cycles[stage] = self._even_loads(stage) if like == stage else cycles[like]
         for task in np.flatnonzero(self.last):
             cycles[-1, task] += self.deployment.clocks[-1].epilogue(int(self.tokens[task]))
+        return cycles
+
+    def _even_loads(self, stage: int) -> Int64:
+        """Cycles of every task on a stage, experts evenly loaded: chunks of a size in one call."""
+        cycles = np.zeros_like(self.tokens)
+        for size in np.unique(self.tokens):
+            here = self.tokens == size
+            cycles[here] = self.deployment.stage_costs(stage, int(size), self.prefix[here])
         return cycles
 
 

@@ -14,6 +14,7 @@ import msgspec
 import mocap.policy
 from mocap.policy import Policy
 from wafer_emu.candidates import Candidate, Judge, chunk_counts, stage_counts
+from wafer_emu.deployment import PAGE_TOKENS
 from wafer_emu.engine import run_plan
 from wafer_emu.model import Model
 from wafer_emu.options import Options
@@ -26,6 +27,7 @@ from wafer_kernels.errors import CapacityError, DeadlockError, UsageError
 __all__ = ["Found", "search"]
 
 Tell = Callable[[str, float], None]
+FINEST = 12  # chunk counts that differ by less than this part of the best are not looked at
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,8 @@ class _Search:
     ruled_out: list[Candidate] = field(default_factory=list)  # their floor is above the best
     best: tuple[int, bool, Plan] | None = None  # at equal cycles the policy asked for is better
     failure: CapacityError | DeadlockError | None = None
+    asked: dict[tuple[str, int], set[int]] = field(default_factory=dict)  # chunks, by stages
+    proposed: int = 0
 
     def add(self, policy: Policy, stages: int, chunks: int | None) -> None:
         """Queue a candidate.
@@ -56,9 +60,30 @@ class _Search:
         UsageError
             If regions do not allow so many stages.
         """
-        candidate = Candidate(0, len(self.queue), policy, stages, chunks)
+        candidate = Candidate(0, self.proposed, policy, stages, chunks)
         self.judge.expect(candidate)
         heapq.heappush(self.queue, candidate)
+        self.proposed += 1
+        if chunks is not None:
+            self.asked.setdefault((policy.name, stages), set()).add(chunks)
+
+    def refine(self) -> bool:
+        """Queue the chunk counts halfway from the best to its neighbours; whether there are any."""
+        if self.best is None or self.judge.options.chunks != "auto":
+            return False
+        _, _, plan = self.best
+        stages, chunks = len(plan.deployment.stages), plan.deployment.options.chunks
+        if not isinstance(chunks, int):
+            return False
+        known = self.asked[plan.policy.name, stages]
+        below = max((each for each in known if each < chunks), default=chunks)
+        pages = max(1, self.judge.longest.new_tokens // PAGE_TOKENS)
+        above = min((each for each in known if each > chunks), default=min(2 * chunks, pages))
+        halfway = {(below + chunks) // 2, (chunks + above) // 2}
+        further = [each for each in halfway - known if abs(each - chunks) * FINEST >= chunks]
+        for each in further:
+            self.add(plan.policy, stages, each)
+        return bool(further)
 
     def rules_out(self, candidate: Candidate) -> bool:
         """Whether no plan of a candidate is better than the best so far, and is it known by now."""
@@ -127,8 +152,9 @@ def search(
 ) -> Found:
     """Choose stages and chunks where ``options`` leaves them to ``auto``.
 
-    Candidates are all numbers of stages and of chunks, under the policy and under its rivals. They
-    are planned and run in the order of what is expected of them, until ``search_seconds`` are
+    Candidates are all numbers of stages and of chunks, under the policy and under its rivals; then
+    numbers of chunks between the best one and its neighbours, as long as there is time. They are
+    planned and run in the order of what is expected of them, until ``search_seconds`` are
     over; but those whose floor is above the best figure so far are ruled out. The one that runs
     then is finished. Waited for are one that fits, rivals of a fixed number of stages unless they
     are ruled out, and, where one stage is the fastest, a pipeline to set beside it. The fastest
@@ -154,7 +180,8 @@ def search(
     hunt = _Search(Judge(wafer, model, workload, options, shelf), policy)
     _fill(hunt)
     left: list[Candidate] = []
-    while hunt.queue:
+    share = 0.0
+    while hunt.queue or (share < 1 and hunt.refine()):
         candidate = heapq.heappop(hunt.queue)
         share = (time.monotonic() - begun) / options.search_seconds
         tell(f"search, {len(hunt.tried)} plans tried", min(share, 1.0))

@@ -272,8 +272,9 @@ def _worth_asking(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.generic]]:
     """Start and end edge of chunks that a least makespan may have, and their times (chunk,).
 
-    For a cost that never falls as the chunk grows. A makespan is at least ``stages t`` of any of
-    its chunks, so a chunk that alone exceeds the makespan of even chunks is out, and with it all
+    For a cost that never falls as the chunk or its prefix grows. A makespan is at least ``stages
+    t`` of any of its chunks; and ``stages - 1`` times that plus what all tokens take at the least
+    time of a token. So a chunk that exceeds the makespan of even chunks so is out, and with it all
     longer ones from the same edge: chunks are asked for by length, from edges still open.
     """
     units = len(edges) - 1
@@ -282,6 +283,8 @@ def _worth_asking(
     bound = times.sum() + (stages - 1) * times.max()
     starts, ends = np.triu_indices(units + 1, 1)
     lengths = edges[ends] - edges[starts]
+    token = _least_time_of_a_token(np.unique(lengths), cost, prefix_tokens, bound / stages)
+    all_tokens = token * (edges[-1] - edges[0])
     by_length = np.argsort(lengths, kind="stable")
     changes = np.flatnonzero(np.diff(lengths[by_length])) + 1
     is_open = np.ones(units, np.bool_)
@@ -289,11 +292,34 @@ def _worth_asking(
     for alike in np.split(by_length, changes):
         asked = alike[is_open[starts[alike]]]
         if asked.size > 0:
+            found = _asked(cost, lengths[asked], prefix_tokens + edges[starts[asked]])
+            least = np.maximum(stages * found, (stages - 1) * found + all_tokens)
+            is_open[starts[asked[least > bound]]] = False
             kept.append(asked)
-            values.append(_asked(cost, lengths[asked], prefix_tokens + edges[starts[asked]]))
-            is_open[starts[asked[stages * values[-1] > bound]]] = False
+            values.append(found)
     pairs = np.concatenate(kept)
     return starts[pairs], ends[pairs], np.concatenate(values)
+
+
+def _least_time_of_a_token(
+    lengths: NDArray[np.int64], cost: Cost, prefix_tokens: int, most: float
+) -> float:
+    """What a token of any chunk takes at least, chunks that alone take over `most` left out.
+
+    Between two lengths that are asked for a chunk takes as long as the shorter, per token of the
+    longer.
+    """
+    steps = np.unique(np.geomspace(1, len(lengths), 8 * len(lengths).bit_length()).astype(np.int64))
+    some = lengths[steps - 1]
+    least = math.inf
+    for length, longer in zip(
+        some.tolist(), [*(some[1:] - 1).tolist(), int(some[-1])], strict=True
+    ):
+        time = float(_asked(cost, np.array([length]), np.array([prefix_tokens]))[0])
+        if time > most:
+            break
+        least = min(least, time / longer)
+    return 0.0 if math.isinf(least) else least
 
 
 def _asked(
@@ -344,16 +370,23 @@ def _least_maximum(
             ends.append(end)
         return ends, following
 
-    low, high, best = 0, slowest, None
+    # The bounds are times that occur. They are found by false position on the units that a bound
+    # leaves over or has to spare, every third by halving.
+    low, high, guess, tries = 0, slowest, slowest * 3 // 4, 0
+    short, spare = float(units), 1.0
+    found = False
     while low <= high:
-        middle = (low + high) // 2
-        ends, following = latest(middle)
+        tries += 1
+        bound = min(max(guess, low), high) if tries % 3 else (low + high) // 2
+        ends, following = latest(bound)
         if ends[-1] == units and len(ends) == chunks + 1:
-            best = ends
-            high = max(span(*chunk) for chunk in pairwise(ends)) - 1
+            spans = [span(*chunk) for chunk in pairwise(ends)]
+            found, high = True, max(spans) - 1
+            spare = max(1.0, units * (1 - sum(spans) / (chunks * max(1, bound))))
         else:
-            low = following
-    return None if best is None else _middle(best, high + 1, span)
+            low, short = following, float(units - ends[-1])
+        guess = low + int((high - low) * short / (short + spare))
+    return _middle(latest(low)[0], low, span) if found else None
 
 
 def _last_within(start: int, last: int, guess: int, within: Callable[[int], bool]) -> int:

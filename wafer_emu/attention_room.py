@@ -13,14 +13,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mocap.policy import Policy
+from mocap.policy import Policy, Request
 from wafer_emu.deployment import Deployment
 from wafer_emu.memory import StageMemory
 from wafer_emu.order import Order, quanta_per_token
 from wafer_emu.program import attention_operation
 from wafer_emu.stage_clocks import Shelf, attention_levels, with_attention
 
-__all__ = ["Moment", "beside_kv", "moments", "shrunk", "used"]
+__all__ = ["Moment", "beside_kv", "moments", "moments_of", "shrunk", "used"]
 
 
 class Moment(NamedTuple):
@@ -39,6 +39,14 @@ def moments(cuts: Sequence[int], prefix_tokens: int, again: bool) -> list[Moment
         held += size
         most[largest if again else max(cuts[index:])] = held
     return [Moment(held, load) for load, held in most.items()]
+
+
+def moments_of(requests: Sequence[Request], cuts: Sequence[Sequence[int]]) -> list[Moment]:
+    """The moments of all requests: of the only one chunk by chunk, of several at their fullest."""
+    if len(requests) == 1:
+        return moments(cuts[0], requests[0].prefix_tokens, again=False)
+    longest = max(request.tokens for request in requests)
+    return [Moment(longest, max(max(sizes) for sizes in cuts))]
 
 
 def beside_kv(
@@ -109,7 +117,7 @@ class _Stage:
         """KV quanta beside attention at a level; -1 if attention alone does not fit."""
         if level not in self._memories:
             clock = with_attention(self._memory.clock, self.levels[level], self._shelf)
-            self._memories[level] = replace(self._memory, clock=clock, _loads={})
+            self._memories[level] = replace(self._memory, clock=clock)
         memory = self._memories[level]
         return -1 if memory.shortage(load_tokens) > 0 else memory.kv_quanta(load_tokens)
 

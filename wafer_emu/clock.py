@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -47,6 +47,9 @@ from wafer_kernels.attention import AttentionCost, part
 from wafer_kernels.collective import TWO_PHASE_REDUCE, allreduce_cycles
 from wafer_kernels.gemm import gemm
 from wafer_kernels.systolic import CoreCost, tile_cycles, vector_cycles
+
+if TYPE_CHECKING:
+    from wafer_emu.memory import Load
 
 __all__ = ["NORM_OPERATIONS", "Clock", "Tiers"]
 
@@ -107,7 +110,8 @@ class Clock:
     """Cycles of the operations of one model on one region shape.
 
     ``attention_bytes`` is what a core may spend on attention's working set. ``own_cycles``,
-    ``own_bounds`` and the memo may be shared by clocks that differ in it alone.
+    ``own_bounds``, the ``loads`` of stages and the memo may be shared by clocks that differ in it
+    alone.
     """
 
     wafer: Wafer
@@ -119,6 +123,7 @@ class Clock:
     kv_dtype: str
     own_cycles: OwnCycles = field(default_factory=dict, repr=False)
     own_bounds: OwnBounds = field(default_factory=dict, repr=False)
+    loads: dict[tuple[object, ...], Load] = field(default_factory=dict, repr=False)
     _memo: dict[tuple[object, ...], int] = field(default_factory=dict, repr=False)
 
     @cached_property

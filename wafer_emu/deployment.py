@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
+from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
@@ -67,7 +68,7 @@ class Deployment:
     scale: tuple[int, int]
     placement: Placement
     clocks: tuple[Clock, ...]
-    _costs: dict[tuple[int, int, int, Routing | None], int] = field(default_factory=dict)
+    _costs: dict[tuple[int, int, int], int] = field(default_factory=dict)
     _memories: dict[int, tuple[StageMemory, ...]] = field(default_factory=dict)
 
     @property
@@ -149,23 +150,20 @@ class Deployment:
         """The same stages and clocks with another longest tile, dealt in rounds or evenly."""
         return replace(self, tile_tokens=tokens, in_rounds=in_rounds, _costs={}, _memories={})
 
-    def stage_cost(
-        self, stage: int, chunk: int, prefix: int, routing: Routing | None = None
-    ) -> int:
-        """Cycles of a stage's layers on a chunk, tile by tile; the head is not in it.
-
-        Experts get the tokens that a request's ``routing`` says, or their even shares.
-        """
-        key = (stage, chunk, prefix, routing)
+    def stage_cost(self, stage: int, chunk: int, prefix: int) -> int:
+        """Cycles of a stage's layers on a chunk, tile by tile; the head is not in it."""
+        key = (self.first_alike[stage], chunk, prefix)
         if key not in self._costs:
-            costs = self.stage_costs(stage, chunk, np.array([prefix]), routing)
-            self._costs[key] = int(costs[0])
+            self._costs[key] = int(self.stage_costs(stage, chunk, np.array([prefix]))[0])
         return self._costs[key]
 
     def stage_costs(
         self, stage: int, chunk: int, prefixes: Int64, routing: Routing | None = None
     ) -> Int64:
-        """:meth:`stage_cost` after many prefixes (P,)."""
+        """:meth:`stage_cost` after many prefixes (P,).
+
+        Experts get the tokens that a request's ``routing`` says, or their even shares.
+        """
         placed, clock = self.stages[stage], self.clocks[stage]
         cycles = np.zeros_like(prefixes)
         passing = self.passes_die_memory(chunk)
@@ -205,13 +203,10 @@ class Deployment:
 
     @cached_property
     def first_alike(self) -> tuple[int, ...]:
-        """For every stage, the first one whose layers cost the same: same kinds on the same clock.
-
-        The head is not among the layers.
-        """
-        first: dict[tuple[object, ...], int] = {}
+        """For every stage the first one that costs the same: clock, layers, embedding."""
+        kinds: dict[tuple[object, ...], int] = {}
         return tuple(
-            first.setdefault(
+            kinds.setdefault(
                 (id(clock), tuple(counts.items()), self.holds_embedding(stage)), stage.index
             )
             for stage, clock, counts in zip(self.stages, self.clocks, self.layer_kinds, strict=True)
@@ -306,38 +301,35 @@ class SlowestCost:
     monotone = True  # a longer chunk never takes less: dynamic programs ask for less
 
     @cached_property
-    def _representatives(self) -> tuple[int, ...]:
-        """One stage of every kind, but for those with no more layers than another on its clock."""
-        first = tuple(dict.fromkeys(self.deployment.first_alike))
-        return tuple(
-            stage
-            for stage in first
-            if not any(other != stage and self._covers(other, stage) for other in first)
-        )
-
-    def _covers(self, more: int, less: int) -> bool:
-        """Whether a stage has the clock of another, and no fewer layers of any kind."""
+    def _stages(self) -> tuple[int, ...]:
+        """Stages one of which is the slowest: a stage with fewer of the same layers is not."""
         deployment = self.deployment
-        kinds, wanted = deployment.layer_kinds[more], deployment.layer_kinds[less]
-        embeddings = (deployment.holds_embedding(deployment.stages[each]) for each in (more, less))
-        return (
-            deployment.clocks[more] is deployment.clocks[less]
-            and all(kinds.get(kind, 0) >= count for kind, count in wanted.items())
-            and next(embeddings) >= next(embeddings)
+
+        def more(stage: int, other: int) -> bool:
+            """Whether a stage has all that another has, and costs no less."""
+            clocks, counts = deployment.clocks, deployment.layer_kinds
+            embeddings = (deployment.holds_embedding(deployment.stages[i]) for i in (other, stage))
+            return (
+                clocks[stage] is clocks[other]
+                and all(counts[stage].get(kind, 0) >= n for kind, n in counts[other].items())
+                and list(embeddings) != [True, False]
+            )
+
+        kinds = sorted(set(deployment.first_alike))
+        return tuple(
+            one for one in kinds if not any(more(other, one) for other in kinds if other != one)
         )
 
     def __call__(self, chunk: int, prefix: int) -> int:
         """Cycles of the slowest stage."""
-        return max(
-            self.deployment.stage_cost(stage, chunk, prefix) for stage in self._representatives
-        )
+        return max(self.deployment.stage_cost(stage, chunk, prefix) for stage in self._stages)
 
     def table(self, chunks: Int64, prefixes: Int64) -> Int64:
         """Cycles for arrays of chunks and prefixes of one shape."""
         costs = np.zeros_like(prefixes)
         for chunk in np.unique(chunks):
             here = chunks == chunk
-            for stage in self._representatives:
+            for stage in self._stages:
                 cycles = self.deployment.stage_costs(stage, int(chunk), prefixes[here])
                 costs[here] = np.maximum(costs[here], cycles)
         return costs
@@ -403,24 +395,30 @@ def deploy(
         tile = -(-tile // PAGE_TOKENS) * PAGE_TOKENS
     prefix = longest.prefix_tokens + longest.new_tokens // 2
     clocks = StageClocks(wafer, model, options, tiers, shelf)
-    costs: dict[tuple[object, ...], int] = {}
+    of_stage = [clocks.of(region) for region in regions]
+    head_cycles = of_stage[-1].epilogue(tile)
 
     @cache
     def free(stage: int, layers: range) -> int:
         embedding = stage == 0 and options.embedding == "first-stage"
         return clocks.free(regions[stage], layers, embedding, stage == stages - 1)
 
+    @cache
+    def until(clock: Clock) -> list[int]:
+        """Cycles of all layers before each, and of all."""
+        kinds = [clock.layer_kind(layer) for layer in range(model.layers)]
+        each = {
+            kind: clock.layer(kinds.index(kind), tile, prefix, options.causal_skip)
+            for kind in set(kinds)
+        }
+        return [0, *accumulate(each[kind] for kind in kinds)]
+
     def cost(stage: int, first: int, number: int) -> int | None:
-        layers = range(first, first + number)
-        if free(stage, layers) <= 0:
+        if free(stage, range(first, first + number)) <= 0:
             return None
-        clock, cycles = clocks.of(regions[stage]), 0
-        for layer in layers:
-            key = (id(clock), clock.layer_kind(layer))
-            if key not in costs:
-                costs[key] = clock.layer(layer, tile, prefix, options.causal_skip)
-            cycles += costs[key]
-        return cycles + (clock.epilogue(tile) if stage == stages - 1 else 0)
+        cycles = until(of_stage[stage])
+        head = head_cycles if stage == stages - 1 else 0
+        return cycles[first + number] - cycles[first] + head
 
     counts = split_layers(model.layers, stages, cost)
     if counts is None:
@@ -429,7 +427,7 @@ def deploy(
     chosen = []
     for stage in placement.stages:
         layers = range(stage.first_layer, stage.first_layer + stage.layers)
-        clock = clocks.of(stage.region)
+        clock = of_stage[stage.index]
         chosen.append(with_attention(clock, free(stage.index, layers), shelf))
     return Deployment(
         wafer, model, options, tiers, tile, True, (whole, model.layers), placement, tuple(chosen)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -149,7 +149,6 @@ class StageMemory:
     tile_tokens: int
     handoff_tokens: int
     budget_bytes: int | None = None
-    _loads: dict[int, Load] = field(default_factory=dict, repr=False)
 
     def weight_shapes(self) -> Iterator[tuple[int, ...]]:
         """Shapes (out, in) of all weights that live on the stage."""
@@ -178,19 +177,38 @@ class StageMemory:
 
     def load(self, chunk: int) -> Load:
         """What fills the stage's cores, KV apart, while tasks of ``chunk`` tokens run."""
-        if chunk not in self._loads:
-            self._loads[chunk] = self._load(chunk)
-        return self._loads[chunk]
+        known, key = self.clock.loads, (*self._alike, chunk)
+        if key not in known:
+            known[key] = self._load(chunk)
+        return known[key]
+
+    @cached_property
+    def _alike(self) -> tuple[object, ...]:
+        """What stages of one model have to share to be loaded alike."""
+        region = self.stage.region
+        return (
+            (region.rows, region.columns, self.clock.tiers, self.clock.attention_bytes),
+            tuple((kind, len(layers)) for kind, layers in self._kinds.items()),
+            self.holds_embedding,
+            self.holds_head,
+            self.tile_tokens,
+            self.handoff_tokens,
+            self.budget_bytes,
+        )
+
+    @cached_property
+    def _kinds(self) -> dict[tuple[object, ...], list[int]]:
+        """Layers of every kind on the stage."""
+        kinds: dict[tuple[object, ...], list[int]] = {}
+        for layer in range(self.stage.first_layer, self.stage.first_layer + self.stage.layers):
+            kinds.setdefault(self.clock.layer_kind(layer), []).append(layer)
+        return kinds
 
     def _programs(self, chunk: int) -> list[Program]:
         """A program of one layer of every kind on the stage."""
-        first = self.stage.first_layer
-        kinds = {
-            self.clock.layer_kind(layer): layer for layer in range(first, first + self.stage.layers)
-        }
         return [
-            lower(self.clock.model, Task(layer, 1, chunk, 0, last_chunk=self.holds_head))
-            for layer in kinds.values()
+            lower(self.clock.model, Task(layers[-1], 1, chunk, 0, last_chunk=self.holds_head))
+            for layers in self._kinds.values()
         ]
 
     def _load(self, chunk: int) -> Load:

@@ -52,24 +52,22 @@ class Order:
     @cached_property
     def compute(self) -> Int64:
         """Cycles of every task on every stage (stage, task), without transfers."""
+        deployment, alike = self.deployment, self.deployment.first_alike
+        pieces: dict[tuple[int, Routing | None], list[int]] = {}
+        for task, chunk in enumerate(self.tokens.tolist()):
+            pieces.setdefault((chunk, self.routing_of(task)), []).append(task)
         cycles = np.zeros((len(self.memories), self.tokens.size), np.int64)
-        if self.routing:
-            for stage, task in np.ndindex(*cycles.shape):
-                piece = int(self.tokens[task]), int(self.prefix[task]), self.routing_of(task)
-                cycles[stage, task] = self.deployment.stage_cost(stage, *piece)
-        else:
-            for stage, like in enumerate(self.deployment.first_alike):
-                cycles[stage] = self._even_loads(stage) if like == stage else cycles[like]
-        for task in np.flatnonzero(self.last):
-            cycles[-1, task] += self.deployment.clocks[-1].epilogue(int(self.tokens[task]))
-        return cycles
-
-    def _even_loads(self, stage: int) -> Int64:
-        """Cycles of every task on a stage, experts evenly loaded: chunks of a size in one call."""
-        cycles = np.zeros_like(self.tokens)
-        for size in np.unique(self.tokens):
-            here = self.tokens == size
-            cycles[here] = self.deployment.stage_costs(stage, int(size), self.prefix[here])
+        for stage in range(len(self.memories)):
+            if alike[stage] < stage and not self.routing:  # routed layers cost each their own
+                cycles[stage] = cycles[alike[stage]]
+                continue
+            for (chunk, routing), tasks in pieces.items():
+                prefixes, place = np.unique(self.prefix[tasks], return_inverse=True)
+                cycles[stage, tasks] = deployment.stage_costs(stage, chunk, prefixes, routing)[
+                    place
+                ]
+        for task in np.flatnonzero(self.last).tolist():
+            cycles[-1, task] += deployment.clocks[-1].epilogue(int(self.tokens[task]))
         return cycles
 
 

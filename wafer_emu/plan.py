@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 import mocap.policy
 from mocap.policy import Move, Policy, Request
-from wafer_emu.attention_room import used
+from wafer_emu.attention_room import beside_kv, moments_of, used
 from wafer_emu.cutting import cuts_of, in_service_order, lined_up, told
 from wafer_emu.kv_pieces import Pieces, pieces_of
 from wafer_emu.model import Model
@@ -126,11 +126,13 @@ def _first_that_fits(
 
 
 def _plan_on(way: Way, waiting: list[Request], policy: Policy, shelf: Shelf) -> Plan:
-    """Cut, move and admit; then attention keeps only what its tasks use."""
+    """Cut, leave these chunks' KV its room, move and admit; attention keeps what its tasks use."""
     deployment = way.deployment
     requests = in_service_order(deployment, policy, waiting)
     cuts = cuts_of(deployment, policy, requests, way.usual)
     following = max(max(sizes) for sizes in cuts) if sum(map(len, cuts)) > 1 else 0
+    times = moments_of(requests, cuts)
+    deployment, _ = beside_kv(deployment, policy, times, following, shelf)
     order = lined_up(deployment, policy, requests, cuts, deployment.memories(following))
     kept = used(order, shelf)
     order = replace(order, deployment=kept, memories=kept.memories(following))

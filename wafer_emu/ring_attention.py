@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -20,6 +19,7 @@ from wafer_emu.program import Attention
 from wafer_emu.tiling import FLOAT_BYTES, AttentionTiling, attention_cost, attention_tilings
 from wafer_kernels import entries
 from wafer_kernels.attention import AttentionCost
+from wafer_kernels.fastest_tiling import DONE, NOTHING, Blocks, fastest_ways
 
 if TYPE_CHECKING:
     from wafer_emu.clock import Clock
@@ -29,28 +29,18 @@ __all__ = ["OwnBounds", "OwnCycles", "RingAttention", "Space"]
 Int64 = npt.NDArray[np.int64]
 OwnCycles = dict[tuple[object, ...], tuple[int, int]]
 OwnBounds = dict[tuple[object, ...], Int64]
-NEVER = np.iinfo(np.int64).max
-NOTHING, EXACT = 0, 2  # what is known of the own keys of a way's blocks; 1: a bound
 
 
 class _Ways(NamedTuple):
-    """Tilings at work on a chunk, the leanest first; B query blocks of all of them in a row.
+    """Tilings at work on a chunk, the leanest first, and the query blocks of all of them.
 
-    ``blocks`` of each way, its ``first`` (W,); of each block ``shared`` (B, 3) units, splits and
-    key tile, ``sizes`` (B,) and ``before`` (B,) its tokens and those before it, ``own`` (B,) what
-    it takes at least against its own keys, by what is ``known`` (W,) of the way. ``ends`` (W,) are
-    the cycles of gathering queries and merging splits.
+    ``before`` (B,) tokens of the chunk in front of each block. Around a way's blocks queries are
+    gathered and splits merged.
     """
 
     tilings: list[AttentionTiling]
-    blocks: list[slice]
-    first: Int64
-    shared: Int64
-    sizes: Int64
+    blocks: Blocks
     before: Int64
-    own: Int64
-    known: Int64
-    ends: Int64
 
 
 class Space(NamedTuple):
@@ -147,9 +137,9 @@ class RingAttention:
         """Keys that a chunk's query blocks meet after many prefixes (P,), block by block."""
         ways, chosen = self._ways(operation.chunk), self._cycles(operation, prefixes)[1]
         earlier = self.clock.earlier_keys(
-            operation, prefixes[:, np.newaxis], ways.sizes, ways.before
+            operation, prefixes[:, np.newaxis], ways.blocks.sizes, ways.before
         )
-        met = np.add.reduceat(earlier + ways.sizes, ways.first, axis=1)
+        met = np.add.reduceat(earlier + ways.blocks.sizes, ways.blocks.first[:-1], axis=1)
         return met[np.arange(prefixes.size), chosen]
 
     def cycles(self, operation: Attention, prefixes: Int64) -> Int64:
@@ -159,63 +149,36 @@ class RingAttention:
     def _cycles(self, operation: Attention, prefixes: Int64) -> tuple[Int64, Int64]:
         """Cycles after many prefixes, and the number of the way that takes them (P,).
 
-        What earlier keys take is first bounded; what the blocks' own keys take is first left out,
-        then bounded. Both are asked of the ring kernel only for ways that can still be as fast as
-        the fastest after some prefix.
+        What the blocks' own keys take is first left out, then bounded, and asked of the ring kernel
+        only for ways that can still be as fast as the fastest after some prefix. KV in die memory
+        is streamed behind the computation of a block.
         """
-        ways = self._ways(operation.chunk)
-        earlier = self.clock.earlier_keys(
-            operation, prefixes[:, np.newaxis], ways.sizes, ways.before
-        )
-        if len(ways.tilings) == 1:
-            while ways.known[0] < EXACT:
-                self._learn(ways, 0)
-            met = entries.prefix_blocks(self._flat, ways.shared, ways.sizes, earlier, True)
-            blocks = self._blocks_cycles(met + ways.own, ways.sizes, earlier)
-            return blocks.sum(axis=1) + ways.ends[0], np.zeros(prefixes.size, np.int64)
-        windowed = self._unshared.window > 0
-        met = entries.prefix_blocks(self._flat, ways.shared, ways.sizes, earlier, windowed)
-        met_exact = np.full(len(ways.tilings), windowed)
-        blocks = self._blocks_cycles(met + ways.own, ways.sizes, earlier)
-        cycles = np.add.reduceat(blocks, ways.first, axis=1) + ways.ends
-        exact = met_exact & (ways.known == EXACT)
-        fastest = np.min(cycles, axis=1, initial=NEVER, where=exact)
-        while True:
-            promising = np.any(cycles <= fastest[:, np.newaxis], axis=0) & ~exact
-            if not promising.any():
-                return fastest, np.argmin(np.where(exact, cycles, NEVER), axis=1)
-            number = int(np.argmin(np.where(promising, cycles.sum(axis=0), NEVER)))
-            here = ways.blocks[number]
-            sizes, before = ways.sizes[here], earlier[:, here]
-            if ways.known[number] < EXACT:
-                self._learn(ways, number)
-            else:
-                shared = ways.shared[here]
-                met[:, here] = entries.prefix_blocks(self._flat, shared, sizes, before, True)
-                met_exact[number] = True
-            blocks = self._blocks_cycles(met[:, here] + ways.own[here], sizes, before)
-            cycles[:, number] = blocks.sum(axis=1) + ways.ends[number]
-            if met_exact[number] and ways.known[number] == EXACT:
-                exact[number] = True
-                fastest = np.minimum(fastest, cycles[:, number])
-
-    def _blocks_cycles(self, cycles: Int64, sizes: Int64, earlier: Int64) -> Int64:
-        """Cycles of query blocks, or of their KV's way from die memory where that is longer."""
-        clock = self.clock
-        if clock.tiers.kv == "sram":
-            return cycles
-        width = clock.kv_bytes(self.operation, 1)
-        streamed = np.ceil((earlier + sizes) * width / clock.dram_bytes_per_cycle)
-        return np.maximum(cycles, streamed.astype(np.int64))
+        ways, clock = self._ways(operation.chunk), self.clock
+        blocks = ways.blocks
+        earlier = clock.earlier_keys(operation, prefixes[:, np.newaxis], blocks.sizes, ways.before)
+        stream = (0, 1.0)
+        if clock.tiers.kv != "sram":
+            stream = (clock.kv_bytes(operation, 1), clock.dram_bytes_per_cycle)
+        cycles, chosen = np.empty_like(prefixes), np.empty_like(prefixes)
+        reached, way = 0, DONE
+        while reached < prefixes.size:
+            reached, way = fastest_ways(
+                self._flat, tuple(blocks), earlier, self._unshared.window > 0, stream, reached,
+                cycles, chosen,
+            )  # fmt: skip
+            if way != DONE:
+                self._learn(ways, way)
+        return cycles, chosen
 
     def _learn(self, ways: _Ways, number: int) -> None:
         """Learn more of what a way's blocks take against their own keys."""
-        here, tiling = ways.blocks[number], ways.tilings[number]
-        ask = self._bound if ways.known[number] == NOTHING else self._own
-        sizes = ways.sizes[here].tolist()
+        blocks, tiling = ways.blocks, ways.tilings[number]
+        here = slice(blocks.first[number], blocks.first[number + 1])
+        ask = self._bound if blocks.known[number] == NOTHING else self._own
+        sizes = blocks.sizes[here].tolist()
         found = {size: ask(tiling, size) for size in set(sizes)}
-        ways.own[here] = [found[size] for size in sizes]
-        ways.known[number] += 1
+        blocks.own[here] = [found[size] for size in sizes]
+        blocks.known[number] += 1
 
     def _own(self, tiling: AttentionTiling, size: int) -> int:
         """Cycles of a block against its own keys.
@@ -261,17 +224,17 @@ class RingAttention:
                 for size, before in each.query_blocks(rows, chunk)
             ]
             way, units, splits, key_tile, sizes, before = np.array(blocks, np.int64).T
-            first = np.flatnonzero(np.diff(way, prepend=-1))
             self._ways_of[chunk] = _Ways(
                 tilings,
-                [slice(a, b) for a, b in pairwise([*first.tolist(), way.size])],
-                first,
-                np.stack((units, splits, key_tile), axis=1),
-                np.ascontiguousarray(sizes),
+                Blocks(
+                    np.append(np.flatnonzero(np.diff(way, prepend=-1)), way.size),
+                    np.stack((units, splits, key_tile), axis=1),
+                    np.ascontiguousarray(sizes),
+                    np.zeros_like(sizes),
+                    np.full(len(tilings), NOTHING),
+                    np.array([self.ends(each, chunk) for each in tilings], np.int64),
+                ),
                 before,
-                np.zeros_like(sizes),
-                np.full(len(tilings), NOTHING),
-                np.array([self.ends(each, chunk) for each in tilings], np.int64),
             )
         return self._ways_of[chunk]
 

@@ -23,17 +23,14 @@ __all__ = [
     "own_bounds",
     "own_tile",
     "plain",
-    "prefix_blocks",
     "steps_cycles",
 ]
 
 Int64 = npt.NDArray[np.int64]
-_closed_form, _own, _bounds, _prefix, _prefix_bound, _queries, _step = (
+_closed_form, _own, _bounds, _queries, _step = (
     mesh.closed_form,
     attention.own_tile,
     attention.own_bounds,
-    attention.prefix_cycles,
-    attention.prefix_bound,
     attention.row_queries,
     attention.step_cycles,
 )
@@ -76,27 +73,4 @@ def steps_cycles(cost: tuple[Any, ...], queries: Int64, keys: Int64) -> Int64:
     cycles = np.empty_like(queries)
     for index in range(queries.size):
         cycles[index] = _step(named, queries[index], keys[index])
-    return cycles
-
-
-@kernel()
-def prefix_blocks(
-    cost: tuple[Any, ...], shared: Int64, blocks: Int64, earlier: Int64, exact: bool
-) -> Int64:
-    """Cycles (P, B) in which B query blocks of ``blocks`` tokens meet ``earlier`` (P, B) keys.
-
-    ``shared`` (B, 3) has the units, splits and key tile of each, which the cost leaves open. Not
-    ``exact``, and where no window is, they are what it takes at least, and come far sooner.
-    """
-    core = CoreCost(*cost[0])
-    cycles = np.empty_like(earlier)
-    for block in range(blocks.size):
-        units, splits, key_tile = shared[block]
-        named = AttentionCost(core, cost[1], splits, units, cost[4], key_tile, *cost[6:])
-        for index in range(earlier.shape[0]):
-            keys = earlier[index, block]
-            if exact:
-                cycles[index, block] = _prefix(named, blocks[block], keys)
-            else:
-                cycles[index, block] = _prefix_bound(named, blocks[block], keys)
     return cycles

@@ -70,13 +70,20 @@ def test_a_complete_search_finds_the_best_of_all_there_are(objective: str, token
 
 
 def test_chunks_are_refined_around_the_best() -> None:
-    run = emulate(WAFER, MODEL, WORKLOAD, "uniform", options=replace(AUTO, stages=4))
-    found = run.summary["settings"]["search"]
-    counts = {one["chunks"] for one in found["tried"]}
-    judge = Judge(WAFER, MODEL, WORKLOAD, AUTO, {})
-    rungs = set(chunk_counts(4, mocap.policy.get("uniform"), AUTO, judge.longest))
-    assert counts - rungs
-    assert found["complete"]
+    uniform = mocap.policy.get("uniform")
+    hunt = _Search(Judge(WAFER, MODEL, WORKLOAD, replace(AUTO, stages=4), {}), uniform)
+    assert not hunt.refine()  # there is no best yet
+    for chunks in (4, 8):
+        hunt.add(uniform, 4, chunks)
+    hunt.run(Candidate(0, 0, uniform, 4, 8))
+    hunt.queue.clear()
+    assert hunt.refine()
+    assert {one.chunks for one in hunt.queue} == {6, 10}  # of 12 pages at most
+    hunt.queue.clear()
+    assert hunt.refine()
+    assert {one.chunks for one in hunt.queue} == {7, 9}
+    hunt.queue.clear()
+    assert not hunt.refine()
 
 
 def test_what_was_chosen_can_be_asked_for() -> None:

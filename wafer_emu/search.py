@@ -116,6 +116,10 @@ class _Search:
         record["cores_used"] = plan.deployment.placement.cores_used
         if self.best is None or (cycles, policy is not self.policy) < self.best[:2]:
             self.best = cycles, policy is not self.policy, plan
+        for other in self.queue:  # of other policies no less is expected
+            if (other.stages, other.chunks) == (candidate.stages, candidate.chunks):
+                other.expected = max(other.expected, cycles)
+        heapq.heapify(self.queue)
 
     def _plan(self, workload: Workload, policy: Policy, options: Options) -> Plan:
         judge = self.judge

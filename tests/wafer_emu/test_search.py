@@ -137,7 +137,7 @@ def test_a_short_time_still_tries_what_is_owed() -> None:
 
 def test_nothing_fits() -> None:
     with pytest.raises(CapacityError):
-        emulate(WAFER, MODEL, Workload.single(1_000_000), options=AUTO)
+        emulate(WAFER, MODEL, Workload.single(1_000_000), options=replace(AUTO, chunks=4))
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, float("inf"), float("nan")])

@@ -39,3 +39,7 @@ class Mocap(Reallocating):
         return min(
             aware, plain, key=lambda cuts: partition.makespan(cuts, cost, setting.stages, prefix)
         )
+
+    def most_chunks(self, wanted: int) -> int | None:
+        """As many as are wanted."""
+        return wanted

@@ -18,7 +18,18 @@ import msgspec
 
 from wafer_kernels.errors import ConfigError, UsageError
 
-__all__ = ["Move", "Policy", "Request", "Setting", "cut", "get", "move", "names", "register"]
+__all__ = [
+    "Move",
+    "Policy",
+    "Request",
+    "Setting",
+    "cut",
+    "get",
+    "most_chunks",
+    "move",
+    "names",
+    "register",
+]
 
 ENTRY_POINT_GROUP = "mocap.policies"
 SHIPPED = {
@@ -166,6 +177,14 @@ class Policy:
         """KV that lives away from home, for chunk sizes `cuts` (request, chunk): none."""
         return []
 
+    def most_chunks(self, wanted: int) -> int | None:
+        """Chunks that :meth:`partition` makes at most where so many are wanted; None: no bound.
+
+        A joint search rules plans out by it. What a class says holds for its own `partition`, not
+        for one that a subclass puts in its place.
+        """
+        return 1 if type(self).partition is Policy.partition else None
+
     def frees_by_layer(self) -> bool:
         """Whether KV is taken and freed layer by layer, instead of a whole task's at once."""
         return self.kv_lifetime == "layer"
@@ -279,6 +298,15 @@ def cut(policy: Policy, request: Request, setting: Setting) -> list[int]:
             chunk_tokens=chunks,
         )
     return chunks
+
+
+def most_chunks(policy: Policy, wanted: int) -> int | None:
+    """Chunks of a request at most; what a policy says of another's `partition` is void."""
+    says, does = (
+        next(index for index, each in enumerate(type(policy).__mro__) if name in vars(each))
+        for name in ("most_chunks", "partition")
+    )
+    return policy.most_chunks(wanted) if says <= does else Policy.most_chunks(policy, wanted)
 
 
 def move(policy: Policy, cuts: Sequence[Sequence[int]], setting: Setting) -> list[Move]:

@@ -41,3 +41,7 @@ class Terapipe(Chunked):
             request.prefix_tokens,
             setting.page_tokens,
         )
+
+    def most_chunks(self, wanted: int) -> int | None:
+        """As many as are wanted, or as `max_chunks` says."""
+        return (wanted if self.max_chunks is None else self.max_chunks) or None

@@ -30,3 +30,7 @@ class Uniform(Chunked):
         if setting.chunk_tokens is not None:
             return partition.fixed(tokens, setting.chunk_tokens)
         return partition.uniform(tokens, setting.chunks, setting.page_tokens)
+
+    def most_chunks(self, wanted: int) -> int | None:
+        """As many as are wanted."""
+        return wanted

@@ -58,7 +58,8 @@ def pipeline_offer(
     stream = Workload.equal(STREAM, request.tokens, request.prefix_tokens)
 
     def figures(one: Mapping[str, Any]) -> dict[str, Any]:
-        layout = replace(options, stages=one["stages"], chunks=one["chunks"], policy={})
+        own = options.policy if one["policy"] == found["asked_policy"] else {}
+        layout = replace(options, stages=one["stages"], chunks=one["chunks"], policy=own)
         run = emulate(wafer, model, workload, one["policy"], options=layout).summary
         try:
             many = emulate(wafer, model, stream, one["policy"], options=layout).summary
@@ -71,7 +72,9 @@ def pipeline_offer(
             "makespan_cycles": run["makespan_cycles"],
             "noc_byte_hops": run["noc_byte_hops"],
             "stream_requests_per_second": many and many["requests_per_second"],
-            "most_tokens": most_tokens(wafer, model, mocap.policy.get(one["policy"]), layout, {}),
+            "most_tokens": most_tokens(
+                wafer, model, mocap.policy.get(one["policy"], own), layout, {}
+            ),
         }
 
     progress("what a pipeline would buy", 1.0)

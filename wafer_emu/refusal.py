@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+import mocap.policy
 from mocap.policy import Move, Policy, Request
 from wafer_emu.deployment import Deployment
 from wafer_emu.memory import StageMemory, kv_quantum_bytes
@@ -14,7 +15,7 @@ from wafer_emu.order import Order, quanta_per_token
 from wafer_kernels import pipeline
 from wafer_kernels.errors import CapacityError
 
-__all__ = ["capacity_error", "needs_and_rooms", "refusal", "refuse_too_long"]
+__all__ = ["capacity_error", "needs_and_rooms", "refusal", "refuse_too_long", "refuse_too_wide"]
 
 Int64 = npt.NDArray[np.int64]
 
@@ -44,6 +45,20 @@ def refuse_too_long(deployment: Deployment, policy: Policy, request: Request) ->
                 deployment, policy, request.tokens, where, need * quantum, room * quantum,
                 stage=stage,
             )  # fmt: skip
+
+
+def refuse_too_wide(deployment: Deployment, policy: Policy, request: Request) -> None:
+    """Refuse before any cutting a working set that no cut avoids.
+
+    Of so many chunks at most, the largest has no fewer tokens than the mean of so many.
+    """
+    wanted = deployment.options.chunk_tokens
+    count = -(-request.new_tokens // wanted) if wanted else deployment.chunks
+    most = mocap.policy.most_chunks(policy, count)
+    chunk = -(-request.new_tokens // most) if most else 1
+    for stage, memory in enumerate(deployment.memories(0)):
+        if memory.shortage(chunk) > 0:
+            raise capacity_error(deployment, memory, stage, chunk)
 
 
 def refusal(

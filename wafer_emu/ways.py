@@ -18,14 +18,14 @@ from wafer_emu.cutting import cuts_of, even_cuts, lined_up
 from wafer_emu.deployment import PAGE_TOKENS, Deployment, deploy
 from wafer_emu.model import Model
 from wafer_emu.options import Options
-from wafer_emu.refusal import needs_and_rooms, refuse_too_long
+from wafer_emu.refusal import needs_and_rooms, refuse_too_long, refuse_too_wide
 from wafer_emu.stage_clocks import Shelf
 from wafer_emu.transfers import arrivals, handoff_latency, no_transfers, traffic
 from wafer_emu.wafer import Wafer
 from wafer_kernels import pipeline
 from wafer_kernels.errors import CapacityError
 
-__all__ = ["LEANEST", "Way", "memory_tiers", "most_tokens", "ways_by_speed"]
+__all__ = ["LEANEST", "Way", "even_cycles", "memory_tiers", "most_tokens", "ways_by_speed"]
 
 LEANEST = 2  # the tiles in which chunks pass a layer are halved at most so often
 SHRINKINGS = (0, 1, 2, 64)  # of attention, tried until a plan fits; the last leaves least
@@ -72,14 +72,17 @@ def ways_by_speed(
     Raises
     ------
     CapacityError
-        If weights, or KV alone, fit under none.
+        If weights, KV alone, or what works on it, fit under none.
     """
     longest = max(waiting, key=lambda one: one.new_tokens)
     ways: list[Way] = []
     failure: CapacityError | None = None
     for way in _ways(wafer, model, policy, options, tiers, leanest, longest, shelf):
         try:
-            refuse_too_long(shrunk(way.deployment, SHRINKINGS[-1], shelf), policy, longest)
+            least = shrunk(way.deployment, SHRINKINGS[-1], shelf)
+            refuse_too_long(least, policy, longest)
+            if not leanest:  # the one way is then planned, which tells more
+                refuse_too_wide(least, policy, longest)
             ways.append(way)
         except CapacityError as error:
             failure = error
@@ -92,7 +95,7 @@ def ways_by_speed(
     for halvings in SHRINKINGS[-1:] if leanest else SHRINKINGS:
         less = [way._replace(deployment=shrunk(way.deployment, halvings, shelf)) for way in ways]
         if len(less) > 1:
-            less.sort(key=lambda way: _even_cycles(way.deployment, policy, waiting))
+            less.sort(key=lambda way: even_cycles(way.deployment, policy, waiting))
         for way in less:
             deployment = way.deployment
             budgets = (each.attention_bytes for each in deployment.clocks)
@@ -167,7 +170,7 @@ def _beside_kv(
     ]
 
 
-def _even_cycles(deployment: Deployment, policy: Policy, waiting: Sequence[Request]) -> int:
+def even_cycles(deployment: Deployment, policy: Policy, waiting: Sequence[Request]) -> int:
     """Makespan of the first requests in even chunks, or whole if the policy does not cut them.
 
     As if KV needed no memory. It is that of ``uniform`` itself.

@@ -27,6 +27,8 @@ from wafer_kernels.errors import CapacityError, DeadlockError, UsageError
 __all__ = ["Found", "search"]
 
 Tell = Callable[[str, float], None]
+LAST_FLOORS = 1.5  # share of the time up to which what waits may still be ruled out
+UNFITTING = 2  # what other policies are expected to take, at least, where a plan does not fit
 FINEST = 12  # chunk counts that differ by less than this part of the best are not looked at
 
 
@@ -111,12 +113,17 @@ class _Search:
         except (CapacityError, DeadlockError) as error:
             self.failure = error
             record["error"] = {"kind": error.kind, "message": error.message}
+            self._expect_of_others(candidate, UNFITTING * candidate.expected)
             return
         record["cycles"] = cycles
         record["cores_used"] = plan.deployment.placement.cores_used
         if self.best is None or (cycles, policy is not self.policy) < self.best[:2]:
             self.best = cycles, policy is not self.policy, plan
-        for other in self.queue:  # of other policies no less is expected
+        self._expect_of_others(candidate, cycles)
+
+    def _expect_of_others(self, candidate: Candidate, cycles: int) -> None:
+        """Expect no less of other policies with the same stages and chunks."""
+        for other in self.queue:
             if (other.stages, other.chunks) == (candidate.stages, candidate.chunks):
                 other.expected = max(other.expected, cycles)
         heapq.heapify(self.queue)
@@ -158,11 +165,11 @@ def search(
 
     Candidates are all numbers of stages and of chunks, under the policy and under its rivals; then
     numbers of chunks between the best one and its neighbours, as long as there is time. They are
-    planned and run in the order of what is expected of them, until ``search_seconds`` are
-    over; but those whose floor is above the best figure so far are ruled out. The one that runs
-    then is finished. Waited for are one that fits, rivals of a fixed number of stages unless they
-    are ruled out, and, where one stage is the fastest, a pipeline to set beside it. The fastest
-    plan wins, whichever policy made it.
+    planned and run in the order of what is expected of them, until ``search_seconds`` are over;
+    but those whose floor is above the best figure so far are ruled out. The one that runs then is
+    finished; for half as long again what waits may still be ruled out. Waited for are one that
+    fits, rivals of a fixed number of stages unless they are ruled out, and, where one stage is the
+    fastest, a pipeline to set beside it. The fastest plan wins, whichever policy made it.
 
     Parameters
     ----------
@@ -191,7 +198,8 @@ def search(
         tell(f"search, {len(hunt.tried)} plans tried", min(share, 1.0))
         owed = hunt.best is None or candidate.policy.stage_count is not None
         if share >= 1 and not owed:
-            left.append(candidate)
+            if share >= LAST_FLOORS or not hunt.rules_out(candidate):
+                left.append(candidate)
         elif not hunt.rules_out(candidate):
             hunt.run(candidate)
     if hunt.best is None:

@@ -373,20 +373,19 @@ def _least_maximum(
     # The bounds are times that occur. They are found by false position on the units that a bound
     # leaves over or has to spare, every third by halving.
     low, high, guess, tries = 0, slowest, slowest * 3 // 4, 0
-    short, spare = float(units), 1.0
-    found = False
+    short, spare, best = float(units), 1.0, None
     while low <= high:
         tries += 1
         bound = min(max(guess, low), high) if tries % 3 else (low + high) // 2
         ends, following = latest(bound)
         if ends[-1] == units and len(ends) == chunks + 1:
             spans = [span(*chunk) for chunk in pairwise(ends)]
-            found, high = True, max(spans) - 1
+            best, high = ends, max(spans) - 1
             spare = max(1.0, units * (1 - sum(spans) / (chunks * max(1, bound))))
         else:
             low, short = following, float(units - ends[-1])
         guess = low + int((high - low) * short / (short + spare))
-    return _middle(latest(low)[0], low, span) if found else None
+    return None if best is None else _middle(best, high + 1, span)
 
 
 def _last_within(start: int, last: int, guess: int, within: Callable[[int], bool]) -> int:

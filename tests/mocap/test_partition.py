@@ -212,6 +212,26 @@ def test_lbcp_on_a_smooth_cost(tokens, chunks):
     assert max(chunk_times) <= max(partition.times(best, smooth)) * 1.001
 
 
+@given(
+    st.integers(1, 40),
+    st.integers(1, 8),
+    st.lists(st.integers(0, 30), min_size=41, max_size=41),
+    st.lists(st.integers(-9, 9), min_size=41, max_size=41),
+)
+def test_lbcp_cuts_all_tokens_whatever_the_cost(units, chunks, steps, dips):
+    """Costs that fall as a prefix grows, as where moves cost less later: bounds are not nested."""
+
+    def cost(size, prefix):
+        return sum(steps[:size]) + max(0, 10 + dips[prefix])
+
+    sizes = partition.lbcp(units, chunks, cost)
+    assert sum(sizes) == units
+    assert len(sizes) == min(chunks, units)
+    assert min(sizes) > 0
+    even = partition.uniform(units, chunks, 1)
+    assert naive.slowest(sizes, cost) <= naive.slowest(even, cost)
+
+
 def test_lbcp_works_on_measured_seconds():
     seconds = partition.lbcp(131_072, 16, lambda c, p: 1e-9 * smooth(c, p), 16)
     cycles = partition.lbcp(131_072, 16, smooth, 16)

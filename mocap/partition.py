@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from itertools import accumulate, pairwise
 from numbers import Integral
 from typing import Any
@@ -41,6 +41,7 @@ Cost = Callable[[int, int], Any]
 GRID_UNITS = 128  # half of TeraPipe's own resolution, refined around what it finds
 NEARBY = 5  # possible boundaries around each one found, when the grid is refined
 INTEGER_BITS = 40
+PROPORTIONAL = 2  # guesses at the end of a chunk by the rule of three
 
 
 def times(sizes: Sequence[int], cost: Cost, prefix_tokens: int = 0) -> list[Any]:
@@ -357,11 +358,7 @@ def _least_maximum(
         ends, following = [0], 2 * slowest + 1
         for i in range(chunks):
             start, last = ends[-1], units - (chunks - 1 - i)
-
-            def within(end: int, start: int = start) -> bool:
-                return span(start, end) <= bound
-
-            end = _last_within(start, last, start + usual[i], within)
+            end = _last_within(start, last, start + usual[i], partial(span, start), bound)
             if end < last:
                 following = min(following, span(start, end + 1))
             if end == start:
@@ -388,24 +385,30 @@ def _least_maximum(
     return None if best is None else _middle(best, high + 1, span)
 
 
-def _last_within(start: int, last: int, guess: int, within: Callable[[int], bool]) -> int:
-    """Last place after `start` and up to `last` that is within; `start` if none is.
+def _last_within(start: int, last: int, guess: int, time: Callable[[int], int], bound: int) -> int:
+    """Last place after `start` and up to `last` with a time within a bound; `start` if none is.
 
-    All places up to it are within. It is looked for around `guess`, in steps that double.
+    All places up to it are within. It is looked for from `guess` on: as if times rose in
+    proportion, then around what that gives in steps that double, last by halving.
     """
-    low, high, step = start, last + 1, 1
-    at = min(max(guess, start + 1), last)
-    rises = within(at)
-    while low < at < high:
-        if within(at):
-            low = at
+    low, high, at, step, asked = start, last + 1, guess, 1, 0
+    rises = False
+    while high - low > 1:
+        at = min(max(at, low + 1), high - 1)
+        value = time(at)
+        within = value <= bound
+        low, high = (at, high) if within else (low, at)
+        if asked < PROPORTIONAL:
+            at = start + (at - start) * bound // max(1, value)
+        elif asked == PROPORTIONAL or (step and within == rises):
+            rises = within
+            at += step if rises else -step
+            step *= 2
         else:
-            high = at
-        if (low == at) != rises:
-            break
-        at += step if rises else -step
-        step *= 2
-    return low + bisect_left(range(low + 1, high), True, key=lambda place: not within(place))
+            step = 0
+            at = (low + high) // 2
+        asked += 1
+    return low
 
 
 def _middle(latest: list[int], bound: int, span: Callable[[int, int], int]) -> list[int]:

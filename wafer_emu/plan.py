@@ -18,6 +18,7 @@ import mocap.policy
 from mocap.policy import Move, Policy, Request
 from wafer_emu.attention_room import beside_kv, moments_of, used
 from wafer_emu.cutting import cuts_of, in_service_order, lined_up, told
+from wafer_emu.deployment import Deployment
 from wafer_emu.kv_pieces import Pieces, pieces_of
 from wafer_emu.model import Model
 from wafer_emu.options import Options
@@ -127,15 +128,18 @@ def _first_that_fits(
 
 def _plan_on(way: Way, waiting: list[Request], policy: Policy, shelf: Shelf) -> Plan:
     """Cut, leave these chunks' KV its room, move and admit; attention keeps what its tasks use."""
-    deployment = way.deployment
-    requests = in_service_order(deployment, policy, waiting)
-    cuts = cuts_of(deployment, policy, requests, way.usual)
+    requests = in_service_order(way.deployment, policy, waiting)
+    cuts = cuts_of(way.deployment, policy, requests, way.usual)
     following = max(max(sizes) for sizes in cuts) if sum(map(len, cuts)) > 1 else 0
-    times = moments_of(requests, cuts)
-    deployment, _ = beside_kv(deployment, policy, times, following, shelf)
-    order = lined_up(deployment, policy, requests, cuts, deployment.memories(following))
-    kept = used(order, shelf)
-    order = replace(order, deployment=kept, memories=kept.memories(following))
+    pieces = ((one.prefix_tokens, *sizes) for one, sizes in zip(requests, cuts, strict=True))
+    key = ("kept", *sorted(pieces))  # whatever the order of service
+    if key not in way.known:
+        times = moments_of(requests, cuts)
+        deployment, _ = beside_kv(way.deployment, policy, times, following, shelf)
+        order = lined_up(deployment, policy, requests, cuts, deployment.memories(following))
+        way.known[key] = used(order, shelf)
+    kept: Deployment = way.known[key]
+    order = lined_up(kept, policy, requests, cuts, kept.memories(following))
     _refuse_overfull(order)
     return _admit(order)
 

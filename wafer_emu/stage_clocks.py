@@ -6,6 +6,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from wafer_emu.clock import Clock, Tiers
 from wafer_emu.model import Model, dtype_bytes
@@ -17,7 +18,7 @@ from wafer_kernels.errors import CapacityError
 
 __all__ = ["UNBOUNDED", "Shelf", "StageClocks", "attention_levels", "with_attention"]
 
-Shelf = dict[tuple[object, ...], Clock]  # of one wafer, model and options
+Shelf = dict[tuple[object, ...], Any]  # clocks and ways of working of one wafer and model
 LEVELS_PER_OCTAVE = 8  # of bytes that attention may have: a tenth apart
 UNBOUNDED = 2**62  # attention bytes of a clock that no memory binds
 
@@ -40,7 +41,8 @@ def with_attention(clock: Clock, attention_bytes: int, shelf: Shelf) -> Clock:
     known = (region.rows, region.columns, region.dies(clock.wafer), clock.tiers, attention_bytes)
     if known not in shelf:
         shelf[known] = replace(clock, attention_bytes=attention_bytes)
-    return shelf[known]
+    kept: Clock = shelf[known]
+    return kept
 
 
 def attention_levels(clock: Clock) -> list[int]:
@@ -114,7 +116,8 @@ class StageClocks:
                 weights_dtype,
                 kv_dtype or model.dtype,
             )
-        return self.shelf[known]
+        kept: Clock = self.shelf[known]
+        return kept
 
     def refusal(self, regions: Sequence[Region]) -> CapacityError:
         """The error of weights that fill the cores under every split of the layers."""

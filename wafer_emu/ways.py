@@ -6,8 +6,9 @@ No way depends on how much memory there is, which only decides what fits.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from wafer_emu.cutting import cuts_of, even_cuts, lined_up
 from wafer_emu.deployment import PAGE_TOKENS, Deployment, deploy
 from wafer_emu.model import Model
 from wafer_emu.options import Options
+from wafer_emu.order import Order
 from wafer_emu.refusal import needs_and_rooms, refuse_too_long
 from wafer_emu.stage_clocks import Shelf
 from wafer_emu.transfers import arrivals, handoffs
@@ -49,10 +51,14 @@ def memory_tiers(wafer: Wafer, options: Options) -> list[Tiers]:
 
 
 class Way(NamedTuple):
-    """A way of working, and the chunk that it is laid out for [tokens]."""
+    """A way of working, and the chunk that it is laid out for [tokens].
+
+    ``known`` keeps, from plan to plan, what depends neither on arrivals nor on who is served first.
+    """
 
     deployment: Deployment
     usual: int
+    known: dict[tuple[object, ...], Any]
 
 
 def ways_by_speed(
@@ -75,6 +81,61 @@ def ways_by_speed(
         If weights, or KV alone, fit under none.
     """
     longest = max(waiting, key=lambda one: one.new_tokens)
+    resident = max(one.tokens for one in waiting) - longest.new_tokens
+    work = (longest.new_tokens, longest.prefix_tokens, resident, len(waiting) > 1)
+    asked = (*work, *tiers, leanest, repr(options), *_decisions(policy))
+    tried: set[tuple[object, ...]] = set()
+    for halvings in SHRINKINGS[-1:] if leanest else SHRINKINGS:
+        if (key := ("ways", halvings, *asked)) not in shelf:
+            if ("ways", *asked) not in shelf:
+                shelf["ways", *asked] = _that_hold(
+                    wafer, model, waiting, policy, options, tiers, leanest, shelf
+                )
+            shelf[key] = [
+                _like(way, shrunk(way.deployment, halvings, shelf)) for way in shelf["ways", *asked]
+            ]
+        less: list[Way] = list(shelf[key])
+        if len(less) > 1:
+            less.sort(key=lambda way: _even_cycles(way.deployment, policy, waiting, way.known))
+        for way in less:
+            deployment = way.deployment
+            budgets = (each.attention_bytes for each in deployment.clocks)
+            same = (deployment.tiers, deployment.tile_tokens, deployment.in_rounds, *budgets)
+            if same not in tried:
+                tried.add(same)
+                yield way
+
+
+def _decisions(policy: Policy) -> tuple[object, ...]:
+    """What ways of working depend on of a policy: not whom it serves first."""
+    made = (type(policy).partition, type(policy).reallocate, repr(sorted(policy.options().items())))
+    declared = (policy.stage_count, policy.streams_tokens, policy.uses, policy.asked_tile())
+    return (*made, *declared, policy.frees_by_layer(), policy.attends_remotely())
+
+
+def _like(way: Way, deployment: Deployment) -> Way:
+    """A way with another deployment, of which nothing is known yet."""
+    return Way(deployment, way.usual, {})
+
+
+def _that_hold(
+    wafer: Wafer,
+    model: Model,
+    waiting: Sequence[Request],
+    policy: Policy,
+    options: Options,
+    tiers: Sequence[Tiers],
+    leanest: bool,
+    shelf: Shelf,
+) -> list[Way]:
+    """Ways that hold the KV of the longest request, with attention that uses what KV leaves.
+
+    Raises
+    ------
+    CapacityError
+        If weights, or KV alone, fit under none.
+    """
+    longest = max(waiting, key=lambda one: one.new_tokens)
     ways: list[Way] = []
     failure: CapacityError | None = None
     for way in _ways(wafer, model, policy, options, tiers, leanest, longest, shelf):
@@ -86,20 +147,7 @@ def ways_by_speed(
     if not ways:
         assert failure is not None
         raise failure
-    if not leanest:
-        ways = _beside_kv(ways, policy, waiting, longest, shelf)
-    tried: set[tuple[object, ...]] = set()
-    for halvings in SHRINKINGS[-1:] if leanest else SHRINKINGS:
-        less = [way._replace(deployment=shrunk(way.deployment, halvings, shelf)) for way in ways]
-        if len(less) > 1:
-            less.sort(key=lambda way: _even_cycles(way.deployment, policy, waiting))
-        for way in less:
-            deployment = way.deployment
-            budgets = (each.attention_bytes for each in deployment.clocks)
-            key = (deployment.tiers, deployment.tile_tokens, deployment.in_rounds, *budgets)
-            if key not in tried:
-                tried.add(key)
-                yield way
+    return ways if leanest else _beside_kv(ways, policy, waiting, longest, shelf)
 
 
 def _ways(
@@ -132,9 +180,9 @@ def _ways(
                 found = {min(asked, longest.new_tokens)}
             for size in sorted(found - sizes, reverse=True):
                 rounds, evenly = (way.with_tile(size, in_rounds) for in_rounds in (True, False))
-                yield Way(rounds, usual)
+                yield Way(rounds, usual, {})
                 if list(rounds.tiles(even)) != list(evenly.tiles(even)):
-                    yield Way(evenly, usual)
+                    yield Way(evenly, usual, {})
             sizes |= found
 
 
@@ -161,23 +209,39 @@ def _beside_kv(
     if policy.uses and not any(alone for _, alone in placed):
         own = cuts_of(ways[0].deployment, policy, [longest], ways[0].usual)[0]
         placed = [beside(way.deployment, own) for way in ways]
-    return [
-        way._replace(deployment=deployment)
-        for way, (deployment, _) in zip(ways, placed, strict=True)
-    ]
+    return [_like(way, deployment) for way, (deployment, _) in zip(ways, placed, strict=True)]
 
 
-def _even_cycles(deployment: Deployment, policy: Policy, waiting: Sequence[Request]) -> int:
+def _even_cycles(
+    deployment: Deployment,
+    policy: Policy,
+    waiting: Sequence[Request],
+    known: dict[tuple[object, ...], Any],
+) -> int:
     """Makespan of the first requests in even chunks, or whole if the policy does not cut them.
 
     As if KV needed no memory. It is that of ``uniform`` itself.
     """
     requests = Policy().order(waiting)[:JUDGED_REQUESTS]
+    key = ("even", *((one.tokens, one.prefix_tokens) for one in requests))
+    if key not in known:
+        known[key] = _even_tasks(deployment, policy, requests)
+    order, tasks = known[key]
+    tasks = tasks._replace(arrival=arrivals(replace(order, requests=requests)))
+    schedule = pipeline.schedule(tasks)
+    pipeline.run(tasks, np.arange(order.tokens.size, dtype=np.int64), schedule)
+    return int(schedule.end.max())
+
+
+def _even_tasks(
+    deployment: Deployment, policy: Policy, requests: list[Request]
+) -> tuple[Order, pipeline.Tasks]:
+    """Requests in even chunks, and what the engine is told of them."""
     cuts = even_cuts(deployment, policy, requests)
     order = lined_up(deployment, policy, requests, cuts, deployment.memories(0))
     stages, count = order.compute.shape
     nothing = np.zeros((stages, 1, count), np.int64)
-    tasks = pipeline.Tasks(
+    return order, pipeline.Tasks(
         arrivals(order),
         order.last.astype(np.int64),
         order.compute,
@@ -188,9 +252,6 @@ def _even_cycles(deployment: Deployment, policy: Policy, waiting: Sequence[Reque
         np.ones(stages, np.int64),
         np.zeros((stages, count + 1), np.int64),
     )
-    schedule = pipeline.schedule(tasks)
-    pipeline.run(tasks, np.arange(count, dtype=np.int64), schedule)
-    return int(schedule.end.max())
 
 
 def most_tokens(wafer: Wafer, model: Model, policy: Policy, options: Options, shelf: Shelf) -> int:

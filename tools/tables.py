@@ -6,16 +6,19 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from wafer_emu.quantities import size
 from wafer_kernels.errors import CapacityError
 
-__all__ = ["Row", "binds", "heads", "limit", "show", "text"]
+__all__ = ["NARROW", "Row", "binds", "heads", "limit", "show", "text"]
 
 Row = dict[str, Any]
 WIDTH = 200  # of a table that goes to a file [characters]
+NARROW = 80  # of one that fits any terminal [characters]
 
 
 def text(value: object) -> str:
@@ -32,8 +35,8 @@ def heads(rows: Iterable[Row]) -> list[str]:
     return list(dict.fromkeys(head for row in rows for head in row))
 
 
-def show(title: str, rows: Sequence[Row], markdown: bool) -> None:
-    """Print rows under a title."""
+def show(title: str, rows: Sequence[Row], markdown: bool, narrow: bool = False) -> None:
+    """Print rows under a title; ``narrow`` leaves out the lines between columns."""
     columns = heads(rows)
     lines = [[text(row.get(head)) for head in columns] for row in rows]
     if markdown:
@@ -41,7 +44,8 @@ def show(title: str, rows: Sequence[Row], markdown: bool) -> None:
         print(f"## {title}\n")
         print("\n".join("| " + " | ".join(line) + " |" for line in body) + "\n")
         return
-    table = Table(*columns, title=title)
+    style: dict[str, Any] = {"box": SIMPLE_HEAD, "padding": 0, "pad_edge": False} if narrow else {}
+    table = Table(*map(escape, columns), title=escape(title), **style)
     for line in lines:
         table.add_row(*line)
     Console(width=None if sys.stdout.isatty() else WIDTH).print(table)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import mocap.policy
@@ -19,6 +21,7 @@ from wafer_emu.workload import Workload
 
 WAFER, MODEL = Wafer.preset("tiny-4x4"), Model.from_hf(CONFIG)
 OPTIONS = Options(stages=4, chunk_tokens=100)
+FIGURES = ("mean", "p50", "p95", "p99", "req/s")
 
 
 @pytest.fixture
@@ -74,15 +77,44 @@ def test_figures_are_those_of_a_plan_that_remembers_nothing(trace: Path) -> None
 def test_cuts_are_remembered_where_nothing_that_they_depend_on_changes(trace: Path) -> None:
     workload = Workload.from_file(trace)
     cuts: tool.Cuts = {}
+    cutting = tool.remembering("mocap", cuts)
     shelf: dict[tuple[object, ...], Any] = {}
     for order in tool.ORDERS:
-        plan = make_plan(WAFER, MODEL, workload, tool.served("mocap", order, cuts), OPTIONS, shelf)
+        plan = make_plan(WAFER, MODEL, workload, tool.served(cutting, order), OPTIONS, shelf)
         alone = make_plan(WAFER, MODEL, workload, mocap.policy.get("mocap"), OPTIONS)
         assert sorted(plan.cuts) == sorted(alone.cuts)
     assert len(cuts) == 3  # of four requests two are alike
     larger = Options(stages=4, chunk_tokens=200)
-    plan = make_plan(WAFER, MODEL, workload, tool.served("mocap", order, cuts), larger, shelf)
+    plan = make_plan(WAFER, MODEL, workload, tool.served(cutting, order), larger, shelf)
     assert max(map(len, plan.cuts)) == 3
+
+
+@pytest.mark.parametrize("policy", tool.POLICIES)
+def test_plans_that_share_a_shelf_are_those_made_alone(trace: Path, policy: str) -> None:
+    cutting = tool.remembering(policy, {})
+    shelf: dict[tuple[object, ...], Any] = {}
+    for factor, order in product((1, 1000), tool.ORDERS):
+        workload, asked = Workload.from_file(trace).compressed(factor), tool.served(cutting, order)
+        shared = make_plan(WAFER, MODEL, workload, asked, OPTIONS, shelf)
+        alone = make_plan(WAFER, MODEL, workload, asked, OPTIONS)
+        assert shared.requests == alone.requests
+        assert shared.cuts == alone.cuts
+        assert shared.deployment.tile_tokens == alone.deployment.tile_tokens
+        assert shared.deployment.tiers == alone.deployment.tiers
+        for mine, theirs in zip(shared.tasks, alone.tasks, strict=True):
+            assert np.array_equal(mine, theirs)
+
+
+def test_load_is_the_work_of_the_busiest_stage_over_the_time_of_arrivals(trace: Path) -> None:
+    as_given, _, compressed, _ = rows_of(trace, "uniform")
+    assert compressed["load"] == pytest.approx(1000 * as_given["load"], rel=0.01)
+    assert compressed["load"] > 1 > as_given["load"]
+    assert compressed["queued"] == 0.75  # all but the first
+    table = tool.by_order([as_given, compressed], "first come")
+    assert [str(row["load"]).endswith("!") for row in table] == [False, True]
+    assert any(
+        "1000x" in line and "saturated: uniform" in line for line in tool.remarks([compressed])
+    )
 
 
 def test_reuse_saves_the_time_of_what_is_there(trace: Path) -> None:
@@ -98,9 +130,13 @@ def test_a_policy_that_does_not_run_keeps_its_row(trace: Path) -> None:
     for row in rows_of(trace, "uniform"):
         assert "short in" in row["binds"]
         assert "mean [s]" not in row
-    table = tool.side_by_side(rows_of(trace, "uniform"))
-    assert [row["arrivals"] for row in table] == ["1x", "1000x"]
-    assert all(row["first come: mean [s]"] is None and "short" in row["binds"] for row in table)
+    for order in tool.ORDERS:
+        table = tool.by_order(rows_of(trace, "uniform"), order)
+        assert [row["arrivals"] for row in table] == ["1x", "1000x"]
+        assert all(row["mean"] is None and row["load"] is None for row in table)
+    said = tool.remarks(rows_of(trace, "uniform"))
+    assert len(said) == 1
+    assert said[0].startswith("uniform: does not run: ")
 
 
 def test_one_command_prints_the_table(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -109,16 +145,19 @@ def test_one_command_prints_the_table(trace: Path, capsys: pytest.CaptureFixture
     tool.main([*words, "--markdown"])
     said = capsys.readouterr().out.splitlines()
     lines = [line.strip("| ").split(" | ") for line in said if line.startswith("|")]
-    heads, _, *rows = lines
-    assert heads[:3] == ["arrivals", "prefix reuse", "policy"]
-    for order in tool.ORDERS:
-        for figure in ("mean [s]", "p50 [s]", "p95 [s]", "p99 [s]", "requests/s"):
-            assert f"{order}: {figure}" in heads
-    cases = [(arrivals, reuse, "gpipe") for arrivals in ("1x", "8x") for reuse in ("off", "on")]
-    assert [tuple(row[:3]) for row in rows] == cases
+    for order, some in zip(tool.ORDERS, (lines[:6], lines[6:]), strict=True):
+        assert f"## time to first token [s], {order}" in said
+        heads, _, *rows = some
+        assert heads == ["arrivals", "reuse", "policy", "load", "queued", *FIGURES]
+        cases = [(arrivals, reuse, "gpipe") for arrivals in ("1x", "8x") for reuse in ("off", "on")]
+        assert [tuple(row[:3]) for row in rows] == cases
     assert "4 requests" in said[-1]
     assert "475 tokens on average" in said[-1]
     assert "26.9% of" in said[-1]  # 512 of 1,900 tokens
+    tool.main(words)
+    said = capsys.readouterr().out.splitlines()
+    assert max(map(len, said)) <= 80
+    assert said[0].strip() == "time to first token [s], first come"
     tool.main([*words, "--json", "--head", "3"])
     found = json.loads(capsys.readouterr().out)
     assert len(found["rows"]) == 2 * 2 * len(tool.ORDERS)

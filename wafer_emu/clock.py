@@ -173,7 +173,7 @@ class Clock:
                 return self.attention(operation)
             case Product():
                 m, n, k = operation.shape
-                return self._remember(("product", m, k, n), self.product, m, k, n)
+                return self.remember(("product", m, k, n), self.product, m, k, n)
             case Experts():
                 return self.experts(operation)
             case Norm():
@@ -190,9 +190,10 @@ class Clock:
                 return 0  # the host's link carries it: the engine delays the input
         raise TypeError(f"no cost for {operation}")
 
-    def _remember(
+    def remember(
         self, key: tuple[object, ...], function: Callable[..., int], *arguments: object
     ) -> int:
+        """What a function says, asked once: the memo is shared where clocks are."""
         if key not in self._memo:
             self._memo[key] = function(*arguments)
         return self._memo[key]
@@ -254,7 +255,7 @@ class Clock:
         n, k = operation.target.columns, operation.source.columns
         total = 0
         for rows, times in self.expert_rows(operation):
-            total += times * self._remember(("product", rows, k, n), self.product, rows, k, n)
+            total += times * self.remember(("product", rows, k, n), self.product, rows, k, n)
         moved = operation.choices * (n if operation.combine else k) * self.grid.element_bytes
         across = self.slowest_link.transfer_cycles(moved, 2 * self.region.columns)
         across += self.region.rows * self.slowest_link.hop_cycles
@@ -337,7 +338,8 @@ class Clock:
             total = self._blocks(operation, prefixes)
         if operation.expand is not None:
             _, k, n = self.expansion_shape(operation)
-            total += [self.product(int(prefix) + chunk, k, n) for prefix in prefixes]
+            expanded = [self.product(int(prefix) + chunk, k, n) for prefix in prefixes]
+            total = total + np.array(expanded, np.int64)
         return total
 
     def block_attention(self, operation: Attention) -> BlockAttention:

@@ -80,7 +80,8 @@ def layer_dram_bytes(
         return sum(_fixed_bytes(clock, each) for each in operations)
 
     if routing is None:
-        moved = np.full(prefixes.shape, fixed(0), np.int64)
+        key = ("die memory", clock.layer_kind(layer), tile, causal_skip)
+        moved = np.full(prefixes.shape, clock.remember(key, fixed, 0), np.int64)
     else:
         moved = np.array([fixed(int(prefix)) for prefix in prefixes], np.int64)
     if clock.tiers.kv == "dram":

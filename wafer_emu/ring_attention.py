@@ -65,6 +65,7 @@ class RingAttention:
     _ways_of: dict[int, _Ways] = field(default_factory=dict, repr=False)
     _spaces: dict[int, tuple[Space, ...]] = field(default_factory=dict, repr=False)
     _fastest: dict[tuple[int, int], AttentionTiling] = field(default_factory=dict, repr=False)
+    _asked: dict[tuple[int, bytes], tuple[Int64, Int64]] = field(default_factory=dict, repr=False)
 
     @cached_property
     def _unshared(self) -> AttentionCost:
@@ -153,6 +154,13 @@ class RingAttention:
         only for ways that can still be as fast as the fastest after some prefix. KV in die memory
         is streamed behind the computation of a block.
         """
+        asked = operation.chunk, prefixes.tobytes()
+        if asked not in self._asked:
+            self._asked.clear()  # cycles and keys are asked for in turn: one answer is kept
+            self._asked[asked] = self._find(operation, prefixes)
+        return self._asked[asked]
+
+    def _find(self, operation: Attention, prefixes: Int64) -> tuple[Int64, Int64]:
         ways, clock = self._ways(operation.chunk), self.clock
         blocks = ways.blocks
         earlier = clock.earlier_keys(operation, prefixes[:, np.newaxis], blocks.sizes, ways.before)

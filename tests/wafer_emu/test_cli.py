@@ -66,6 +66,7 @@ def test_run_hands_every_option_over(asked: dict[str, Any], capsys: Capture) -> 
         *("--activations-tier", "dram"),
         *("--kv-dtype", "float16", "--kv-budget", "1_000_000", "--embedding", "first-stage"),
         *("--placement", "folded-ring", "--no-causal-skip", "--seed", "7", "--frames", "9"),
+        "--no-contention",
         *("--set", "wafer.core.sram_bytes=65536", "--set", "model.vocab_size=1000"),
         *("--set", "policy.partner=mirror", "--set", "policy.group_size=2"),
     ]
@@ -87,6 +88,7 @@ def test_run_hands_every_option_over(asked: dict[str, Any], capsys: Capture) -> 
         "embedding": "first-stage",
         "placement": "folded-ring",
         "causal_skip": False,
+        "contention": False,
         "objective": "latency",
         "search_seconds": 10.0,
         "seed": 7,

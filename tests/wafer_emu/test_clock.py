@@ -83,9 +83,13 @@ def test_charging_the_masked_half_is_never_faster(
 def test_more_earlier_tokens_are_never_faster(
     clock: Clock, chunk: int, prefix: int, more: int
 ) -> None:
-    """A window moves the borders of the tiles that it cuts off: there a key more may save steps."""
+    """A window moves the borders of the tiles that it cuts off: there a key more may save steps.
+
+    So may, by a fraction of a per cent, a ragged last tile, which travels faster than a whole one.
+    """
     assume(clock.model.windows[0] is None)
-    assert clock.layer(0, chunk, prefix + more) >= clock.layer(0, chunk, prefix)
+    fewer, some = clock.layer(0, chunk, prefix), clock.layer(0, chunk, prefix + more)
+    assert some >= fewer or fewer - some < fewer / 200
 
 
 @few

@@ -391,7 +391,7 @@ def test_misuse_is_refused_and_writes_nothing(tmp_path: Path) -> None:
         recorder.finish(ATTRIBUTE_VALUES)
     with h5py.File(path) as raw:
         assert len(raw["state/sram_bytes"]) == len(raw["state/time"]) == 1
-        assert [len(raw[group][name]) for group, name in VARIABLES if group in TABLES] == [0] * 38
+        assert not any(len(raw[group][name]) for group, name in VARIABLES if group in TABLES)
         assert not raw["state/sram_peak_cycle"][...].any()
 
 

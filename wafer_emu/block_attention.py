@@ -24,8 +24,9 @@ import numpy.typing as npt
 
 from wafer_emu.program import Attention
 from wafer_emu.tiling import FLOAT_BYTES
-from wafer_kernels.attention import RESCALE_OPERATIONS, SCORE_OPERATIONS, part
+from wafer_kernels.attention import RESCALE_OPERATIONS, SCORE_OPERATIONS
 from wafer_kernels.gemm import gemm
+from wafer_kernels.mesh import part_size
 
 if TYPE_CHECKING:
     from wafer_emu.clock import Clock
@@ -85,7 +86,8 @@ class BlockAttention:
         head, operation = self.head, self.operation
         scores = gemm(head.timing_grid, operation.chunk, operation.key_width, keys, "gemm-t").cycles
         values = head.compute_shift(operation.chunk, keys, operation.value_width)
-        summed = head.reduce(self.width, part(operation.chunk, head.region.rows, 0) * FLOAT_BYTES)
+        row_tokens = part_size(operation.chunk, head.region.rows, 0)
+        summed = head.reduce(self.width, row_tokens * FLOAT_BYTES)
         softmax = (
             head.vector(operation.chunk, keys, SCORE_OPERATIONS)
             + head.vector(operation.chunk, operation.value_width, RESCALE_OPERATIONS)
@@ -104,7 +106,8 @@ class BlockAttention:
         if self.sharing_columns == self.width:
             return 0
         head, operation = self.head, self.operation
-        elements = part(keys, head.region.rows, 0) * (operation.key_width + operation.value_width)
+        row_keys = part_size(keys, head.region.rows, 0)
+        elements = row_keys * (operation.key_width + operation.value_width)
         link = self.clock.slowest_link
         arriving = link.transfer_cycles(elements * head.grid.element_bytes)
         ramps = 2 * self.clock.wafer.link.ramp_cycles
@@ -114,15 +117,15 @@ class BlockAttention:
     def row_bytes(self) -> int:
         """Memory of a core for each of its queries: scores, sums that arrive, softmax state."""
         operation, element = self.operation, self.clock.grid.element_bytes
-        scores = part(operation.chunk, self.width, 0) * element
-        state = (part(operation.value_width, self.width, 0) + 2) * FLOAT_BYTES
-        return self.turns * (scores + state) + part(operation.chunk, self.slices, 0) * element
+        scores = part_size(operation.chunk, self.width, 0) * element
+        state = (part_size(operation.value_width, self.width, 0) + 2) * FLOAT_BYTES
+        return self.turns * (scores + state) + part_size(operation.chunk, self.slices, 0) * element
 
     @property
     def slice_bytes(self) -> int:
         """Memory of a core for a slice of keys and one of values, each in use and arriving."""
         operation, element = self.operation, self.clock.grid.element_bytes
-        width = part(operation.key_width, self.width, 0) + part(
+        width = part_size(operation.key_width, self.width, 0) + part_size(
             operation.value_width, self.width, 0
         )
-        return 2 * part(operation.chunk, self.slices, 0) * width * element
+        return 2 * part_size(operation.chunk, self.slices, 0) * width * element

@@ -43,9 +43,10 @@ from wafer_emu.routing import Routing
 from wafer_emu.tiling import FLOAT_BYTES, AttentionTiling, core_cost
 from wafer_emu.wafer import Wafer
 from wafer_kernels import entries, mesh
-from wafer_kernels.attention import AttentionCost, part
+from wafer_kernels.attention import AttentionCost
 from wafer_kernels.collective import TWO_PHASE_REDUCE, allreduce_cycles
 from wafer_kernels.gemm import gemm
+from wafer_kernels.mesh import part_size
 from wafer_kernels.systolic import CoreCost, tile_cycles, vector_cycles
 
 if TYPE_CHECKING:
@@ -229,7 +230,7 @@ class Clock:
     def row_vector(self, k: int, n: int) -> int:
         """Cycles of a row vector times weights that stay."""
         rows, columns = self.region.rows, self.region.columns
-        height, width = part(k, rows, 0), part(n, columns, 0)
+        height, width = part_size(k, rows, 0), part_size(n, columns, 0)
         block = tile_cycles(self.row_vector_core, 1, height, width, self.grid.element_bytes)
         return block + self.grid.step_cycles + self.reduce(rows, width * FLOAT_BYTES)
 
@@ -275,14 +276,14 @@ class Clock:
     def vector(self, rows: int, columns: int, operations: int) -> int:
         """Cycles of element-wise operations on the core with the largest part of a tensor."""
         core = self.wafer.core
-        elements = part(rows, self.region.rows, 0) * part(columns, self.region.columns, 0)
+        elements = part_size(rows, self.region.rows, 0) * part_size(columns, self.region.columns, 0)
         return int(
             vector_cycles(core.vector_lanes, core.vector_issue_millicycles, elements, operations)
         )
 
     def norm(self, operation: Norm) -> int:
         """Cycles of a norm: squares, a sum along each row of cores (or of a head's), scaling."""
-        payload = part(operation.source.rows, self.region.rows, 0) * FLOAT_BYTES
+        payload = part_size(operation.source.rows, self.region.rows, 0) * FLOAT_BYTES
         summed = self.reduce(self.norm_cores(operation), payload)
         return self.vector(*vector_shape(operation)) + summed
 

@@ -415,5 +415,4 @@ def _longest(
     if tokens == MAX_TOKENS:
         return tokens, {"limit": f"prompts of more than {MAX_TOKENS:,} tokens are not accepted"}
     fits(tokens + grain_tokens)
-    refusal.pop("weights", None)
     return tokens, refusal

@@ -158,13 +158,11 @@ def routed(plan: Plan, routing: Sequence[Routing]) -> Plan:
 
 
 def _refuse_overfull(order: Order) -> None:
-    """Refuse chunks whose working sets overfill a core, weights counted."""
+    """Refuse chunks whose working sets overfill a core."""
     largest = int(order.largest_chunks[0])
     for stage, memory in enumerate(order.memories):
         if memory.shortage(largest) > 0:
-            error = capacity_error(order.deployment, memory, stage, largest)
-            error.details["weights"] = True
-            raise error
+            raise capacity_error(order.deployment, memory, stage, largest)
 
 
 def _admit(order: Order) -> Plan:

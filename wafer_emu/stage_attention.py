@@ -14,6 +14,7 @@ from wafer_emu.stage_tensors import Job, StageTensors
 from wafer_emu.threads import share_out
 from wafer_kernels import attention as attention_kernel
 from wafer_kernels.attention import AttentionCost
+from wafer_kernels.mesh import part_size
 from wafer_kernels.region_attention import Block, Heads, finish, gather, ring_pass
 from wafer_kernels.region_cache import Cache, append
 
@@ -99,18 +100,18 @@ def _earlier_keys(cost: AttentionCost, position: int, seen: int) -> list[tuple[I
     """
     result = []
     full = cost.rows * cost.key_tile
-    for turn in range(-(-attention_kernel.part(seen, cost.splits, 0) // full)):
+    for turn in range(-(-part_size(seen, cost.splits, 0) // full)):
         first = np.zeros((cost.rows, cost.splits), np.int64)
         count = np.zeros_like(first)
         start = position - seen
         for split in range(cost.splits):
-            own = attention_kernel.part(seen, cost.splits, split)
+            own = part_size(seen, cost.splits, split)
             key, left = start + turn * full, min(full, max(0, own - turn * full))
             granules = -(-left // cost.key_granule)
             for row in range(cost.rows):
                 first[row, split] = key
                 count[row, split] = min(
-                    left, attention_kernel.part(granules, cost.rows, row) * cost.key_granule
+                    left, part_size(granules, cost.rows, row) * cost.key_granule
                 )
                 key += count[row, split]
                 left -= count[row, split]

@@ -132,7 +132,6 @@ class StageClocks:
             f"{weights:,} B); what would help: more stages or larger regions, fewer layers "
             "(--layers), a smaller type (--weights-dtype), or weights in die memory where there is "
             "any (--weights-tier dram)",
-            weights=True,
             stage=stages - 1,
             core=[region.row, region.column],
             need_bytes=need,

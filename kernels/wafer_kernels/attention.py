@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wafer_kernels._jit import kernel
+from wafer_kernels.mesh import part_size
 from wafer_kernels.systolic import CoreCost, tile_cycles, vector_cycles
 
 __all__ = [
@@ -27,7 +28,6 @@ __all__ = [
     "diagonal_pass",
     "own_bounds",
     "own_tile",
-    "part",
     "prefix_bound",
     "prefix_cycles",
     "prefix_pass",
@@ -72,12 +72,6 @@ class AttentionCost(NamedTuple):
     shift_latency_cycles: int
     window: int
     causal_skip: int
-
-
-@kernel()
-def part(total: int, parts: int, index: int) -> int:
-    """Size of part ``index`` of ``total`` dealt over ``parts``: floor or floor + 1."""
-    return total // parts + (1 if index < total % parts else 0)
 
 
 @kernel()
@@ -335,7 +329,7 @@ def prefix_pass(cost: AttentionCost, chunk: int, first_key: int, keys: int) -> i
     sizes = np.zeros(rows, np.int64)
     key, left = first_key, keys
     for row in range(rows):
-        sizes[row] = min(left, part(granules, rows, row) * granule)
+        sizes[row] = min(left, part_size(granules, rows, row) * granule)
         first_keys[row] = key
         key += sizes[row]
         left -= sizes[row]
@@ -409,7 +403,7 @@ def prefix_bound(cost: AttentionCost, chunk: int, prefix: int) -> int:
 
     Splits differ by one key; that of the first is a bound for the slowest of them.
     """
-    keys, full = part(prefix, cost.splits, 0), cost.rows * cost.key_tile
+    keys, full = part_size(prefix, cost.splits, 0), cost.rows * cost.key_tile
     total = 0
     if keys >= full:
         total += keys // full * _pass_bound(cost, chunk, full)
@@ -449,7 +443,7 @@ def prefix_cycles(cost: AttentionCost, chunk: int, prefix: int) -> int:
     seen = min(prefix, cost.window - 1) if cost.window > 0 else prefix
     slowest, first_key = 0, -seen
     for split in range(cost.splits):
-        keys = part(seen, cost.splits, split)
+        keys = part_size(seen, cost.splits, split)
         if cost.window > 0 or split == 0 or split == seen % cost.splits:
             slowest = max(slowest, _split_cycles(cost, chunk, first_key, keys))
         first_key += keys

@@ -12,11 +12,11 @@ from wafer_kernels._jit import kernel
 from wafer_kernels.attention import (
     AttentionCost,
     own_tile,
-    part,
     row_tokens,
     seeing_tiles,
     step_cycles,
 )
+from wafer_kernels.mesh import part_size
 
 __all__ = ["block_busy", "block_steps", "key_tiles", "visible_pairs"]
 
@@ -50,15 +50,15 @@ def key_tiles(cost: AttentionCost, chunk: int, prefix: int) -> Int64:
     own, _ = own_tile(cost, chunk)
     most = -(-chunk // own)
     for split in range(cost.splits):
-        most += rows * (-(-part(seen, cost.splits, split) // full))
+        most += rows * (-(-part_size(seen, cost.splits, split) // full))
     tiles = np.empty((most, 3), np.int64)
     count, key = 0, -seen
     for split in range(cost.splits):
-        keys = part(seen, cost.splits, split)
+        keys = part_size(seen, cost.splits, split)
         while keys > 0:
             granules = -(-min(keys, full) // granule)
             for row in range(rows):
-                size = min(keys, part(granules, rows, row) * granule)
+                size = min(keys, part_size(granules, rows, row) * granule)
                 if size > 0:
                     tiles[count] = key, size, split
                     count += 1

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wafer_kernels._jit import kernel
-from wafer_kernels.pipeline import Tasks
+from wafer_kernels.pipeline_tasks import Tasks
 
 __all__ = ["ADMITTED", "admit"]
 

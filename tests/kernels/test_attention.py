@@ -12,7 +12,6 @@ from wafer_kernels.attention import (
     diagonal_pass,
     own_bounds,
     own_tile,
-    part,
     prefix_bound,
     prefix_cycles,
     prefix_pass,
@@ -23,6 +22,7 @@ from wafer_kernels.attention import (
     step_cycles,
 )
 from wafer_kernels.attention_count import block_busy, visible_pairs
+from wafer_kernels.mesh import part_size
 from wafer_kernels.systolic import simd_core, systolic_core, tile_cycles
 
 few = settings(max_examples=60, deadline=None)
@@ -103,7 +103,7 @@ def block_cycles(cost, chunk, prefix):
 @few
 @given(st.integers(0, 50), count, st.integers(0, 4))
 def test_part_is_a_deal(total, parts, index):
-    assert part(total, parts, index % parts) == naive.part(total, parts, index % parts)
+    assert part_size(total, parts, index % parts) == naive.part(total, parts, index % parts)
 
 
 @few

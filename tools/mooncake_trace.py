@@ -148,7 +148,10 @@ def remarks(rows: Sequence[Row]) -> list[str]:
     for policy in dict.fromkeys(row["policy"] for row in rows):
         own = [row for row in rows if row["policy"] == policy]
         places = {
-            f"{row['stages']} stages, {row['weights, KV in']}" for row in own if "load" in row
+            f"{row['stages']} stage{'s' * (row['stages'] > 1)}, weights and KV in "
+            f"{row['weights, KV in']}"
+            for row in own
+            if "load" in row
         }
         reasons = {f"does not run: {row['binds']}" for row in own if "binds" in row}
         said.append(f"{policy}: {'; '.join(sorted(places) + sorted(reasons))}.")

@@ -6,6 +6,7 @@ admitted runs, what is not says which stage, when, and how many bytes short.
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
@@ -17,6 +18,7 @@ import mocap.policy
 from mocap.policy import Move, Policy, Request
 from wafer_emu.attention_room import beside_kv, moments_of, used
 from wafer_emu.cutting import cuts_of, in_service_order, lined_up, told
+from wafer_emu.deployment import Deployment
 from wafer_emu.kv_pieces import Pieces, pieces_of
 from wafer_emu.model import Model
 from wafer_emu.options import Options
@@ -26,7 +28,7 @@ from wafer_emu.routing import Routing, refuse_routing
 from wafer_emu.stage_clocks import Shelf
 from wafer_emu.transfers import Transfers, arrivals, handoff_latency, kv_transfers, traffic
 from wafer_emu.wafer import Wafer
-from wafer_emu.ways import Way, memory_tiers, ways_by_speed
+from wafer_emu.ways import Way, even_cycles, memory_tiers, ways_by_speed
 from wafer_emu.workload import Workload
 from wafer_kernels import pipeline, slots
 from wafer_kernels.errors import CapacityError, UsageError
@@ -111,30 +113,47 @@ def _requests(wafer: Wafer, workload: Workload) -> list[Request]:
 def _first_that_fits(
     ways: Iterator[Way], waiting: list[Request], policy: Policy, shelf: Shelf
 ) -> Plan:
-    """The plan on the first way of working that holds one; CapacityError of the last if none."""
+    """The plan on the first way of working that holds one; CapacityError of the last if none.
+
+    A plan whose own chunks leave attention less than even ones waits until no way to come is
+    faster than its own has become.
+    """
+    lowered: list[tuple[int, int, Plan]] = []
     failure: CapacityError | None = None
     for way in ways:
+        if lowered and lowered[0][0] <= way.cycles:
+            break
         try:
-            return _plan_on(way, waiting, policy, shelf)
+            plan, deployment = _plan_on(way, waiting, policy, shelf)
         except CapacityError as error:
             failure = error
+            continue
+        if way.cycles == 0 or deployment.clocks == way.deployment.clocks:
+            return plan
+        heapq.heappush(lowered, (even_cycles(deployment, policy, waiting), len(lowered), plan))
+    if lowered:
+        return lowered[0][2]
     assert failure is not None
     raise failure
 
 
-def _plan_on(way: Way, waiting: list[Request], policy: Policy, shelf: Shelf) -> Plan:
-    """Cut, leave these chunks' KV its room, move and admit; attention keeps what its tasks use."""
-    deployment = way.deployment
-    requests = in_service_order(deployment, policy, waiting)
-    cuts = cuts_of(deployment, policy, requests, way.usual)
+def _plan_on(
+    way: Way, waiting: list[Request], policy: Policy, shelf: Shelf
+) -> tuple[Plan, Deployment]:
+    """Cut, leave these chunks' KV its room, move and admit; the plan, and where it could work.
+
+    In the plan attention keeps only what its tasks use of that.
+    """
+    requests = in_service_order(way.deployment, policy, waiting)
+    cuts = cuts_of(way.deployment, policy, requests, way.usual)
     following = max(max(sizes) for sizes in cuts) if sum(map(len, cuts)) > 1 else 0
     times = moments_of(requests, cuts)
-    deployment, _ = beside_kv(deployment, policy, times, following, shelf)
+    deployment, _ = beside_kv(way.deployment, policy, times, following, shelf)
     order = lined_up(deployment, policy, requests, cuts, deployment.memories(following))
     kept = used(order, shelf)
     order = replace(order, deployment=kept, memories=kept.memories(following))
     _refuse_overfull(order)
-    return _admit(order)
+    return _admit(order), deployment
 
 
 def routed(plan: Plan, routing: Sequence[Routing]) -> Plan:

@@ -49,10 +49,14 @@ def memory_tiers(wafer: Wafer, options: Options) -> list[Tiers]:
 
 
 class Way(NamedTuple):
-    """A way of working, and the chunk that it is laid out for [tokens]."""
+    """A way of working, the chunk that it is laid out for [tokens], and :func:`even_cycles`.
+
+    0 cycles where there is nothing to compare it with.
+    """
 
     deployment: Deployment
     usual: int
+    cycles: int = 0
 
 
 def ways_by_speed(
@@ -95,7 +99,10 @@ def ways_by_speed(
     for halvings in SHRINKINGS[-1:] if leanest else SHRINKINGS:
         less = [way._replace(deployment=shrunk(way.deployment, halvings, shelf)) for way in ways]
         if len(less) > 1:
-            less.sort(key=lambda way: even_cycles(way.deployment, policy, waiting))
+            less = [
+                way._replace(cycles=even_cycles(way.deployment, policy, waiting)) for way in less
+            ]
+            less.sort(key=lambda way: way.cycles)
         for way in less:
             deployment = way.deployment
             budgets = (each.attention_bytes for each in deployment.clocks)

@@ -151,3 +151,13 @@ def test_4097_tokens_are_not_faster_than_4096(policy: str) -> None:
         emulate(wafer, model, Workload.single(tokens), policy, stages=8) for tokens in (4096, 4097)
     ]
     assert runs[1].summary["makespan_cycles"] >= runs[0].summary["makespan_cycles"]
+
+
+@pytest.mark.parametrize("policy", ["lbcp", "mocap"])
+def test_kv_that_is_moved_does_not_buy_a_slow_way_of_working(policy: str) -> None:
+    """With activations on the cores the chunks' KV would leave attention next to nothing."""
+    wafer, model = Wafer.preset("wsc-54"), Model.preset("llama-3-8b")
+    options: dict[str, Any] = {"stages": 8, "chunks": 8, "kv_tier": "sram"}
+    run = emulate(wafer, model, Workload.single(65_536), policy, **options)
+    assert run.summary["settings"]["activations_tier"] == "dram"
+    assert run.summary["reallocated_bytes"] == 0

@@ -183,7 +183,7 @@ class Pipeline:
     no_causal_skip: Switch = False
     no_contention: Switch = False
     objective: Literal["latency", "throughput"] = "latency"
-    search_seconds: Positive = 10.0
+    search_seconds: Positive = 20.0
 
 
 @_group("Memory", 4)

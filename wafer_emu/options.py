@@ -80,7 +80,7 @@ class Options:
     contention: bool = True
     seed: int = 0
     objective: Literal["latency", "throughput"] = "latency"
-    search_seconds: float = 10.0
+    search_seconds: float = 20.0
     policy: Mapping[str, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -77,7 +77,7 @@ class _Search:
         stages, chunks = len(plan.deployment.stages), plan.deployment.options.chunks
         if not isinstance(chunks, int):
             return False
-        known = self.asked[plan.policy.name, stages]
+        known = self.asked.get((plan.policy.name, stages), set()) | {chunks}
         below = max((each for each in known if each < chunks), default=chunks)
         pages = max(1, self.judge.longest.new_tokens // PAGE_TOKENS)
         above = min((each for each in known if each > chunks), default=min(2 * chunks, pages))
@@ -118,7 +118,10 @@ class _Search:
         record["cycles"] = cycles
         record["cores_used"] = plan.deployment.placement.cores_used
         if self.best is None or (cycles, policy is not self.policy) < self.best[:2]:
+            climbs = self.best is not None
             self.best = cycles, policy is not self.policy, plan
+            if climbs:
+                self._climb(candidate.stages, candidate.chunks)
         self._expect_of_others(candidate, cycles)
 
     def _expect_of_others(self, candidate: Candidate, cycles: int) -> None:
@@ -127,6 +130,18 @@ class _Search:
             if (other.stages, other.chunks) == (candidate.stages, candidate.chunks):
                 other.expected = max(other.expected, cycles)
         heapq.heapify(self.queue)
+
+    def _climb(self, stages: int, chunks: int | None) -> None:
+        """What has the next more chunks than a new best is tried next, whatever is expected."""
+        self.refine()
+        more = {
+            one.serial: one.chunks
+            for one in self.queue
+            if one.stages == stages and one.chunks and chunks and one.chunks > chunks
+        }
+        for one in self.queue:
+            if one.serial in more and one.chunks == min(more.values()):
+                one.expected = 0
 
     def _plan(self, workload: Workload, policy: Policy, options: Options) -> Plan:
         judge = self.judge

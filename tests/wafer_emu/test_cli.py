@@ -90,7 +90,7 @@ def test_run_hands_every_option_over(asked: dict[str, Any], capsys: Capture) -> 
         "causal_skip": False,
         "contention": False,
         "objective": "latency",
-        "search_seconds": 10.0,
+        "search_seconds": 20.0,
         "seed": 7,
         "policy": {"partner": "mirror", "group_size": 2},
     }

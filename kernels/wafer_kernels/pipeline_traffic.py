@@ -62,9 +62,10 @@ class At(NamedTuple):
 
 @kernel()
 def moves(traffic: Traffic, stage: int, task: int) -> bool:
-    """Whether a task reads KV from other stages or writes it to them."""
+    """Whether a task reads KV from other stages, writes it to them or asks them for attention."""
     for part in range(1, traffic.read.shape[1]):
-        if traffic.read[stage, part, task] > 0 or traffic.write[stage, part, task] > 0:
+        away = traffic.read[stage, part, task] + traffic.write[stage, part, task]
+        if away + traffic.ask[stage, part, task] > 0:
             return True
     return False
 

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.kernels.test_flows_pipeline_twin import pipelines
+from tests.kernels.test_flows_pipeline_twin import pipelines, stages_on_a_row
 from tests.kernels.test_flows_twin import crowds
 from tests.naive import flows as naive
 from wafer_kernels import noc
@@ -123,3 +123,11 @@ def test_a_pipeline_is_the_twins(work, shared, attends) -> None:
     assert out.start.tolist() == twin.start
     assert out.end.tolist() == twin.end
     assert out.link_busy.tolist() == list(twin.busy.values())
+
+
+def test_a_question_without_an_answer_takes_its_time() -> None:
+    # 8 bytes at 4 a cycle, before each of two layers; nothing is read or written beside it.
+    work = stages_on_a_row([[6], [0]], layers=[2, 1], hosts=[[1], []], ask=[[[8]], []])
+    for shared in (True, False):
+        out = kernel_of(work, shared=shared)
+        assert out.end[0].tolist() == naive.run(work, contention=shared).end[0] == [10]

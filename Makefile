@@ -1,9 +1,10 @@
-# make demo: the main job; make test: lint, types and the whole test suite. Both make .venv first.
+# make demo: the main job; make test: lint, types and the whole test suite; make draws: the property
+# tests on new draws, not the same ones each time. All make .venv first.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint types install clean
+.PHONY: demo test draws lint types install clean
 
 install: $(VENV)/.installed
 
@@ -26,6 +27,9 @@ types: install
 
 test: lint types
 	"$(BIN)/python" -m pytest -n 2
+
+draws: install
+	"$(BIN)/python" -m pytest -n 2 -m hypothesis --hypothesis-profile=default
 
 clean:
 	rm -rf "$(VENV)" runs dist

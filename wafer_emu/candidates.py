@@ -188,8 +188,7 @@ class Judge:
                     found.setdefault((one.placement.stages, one.tile_tokens), one)
             clocks = tuple(self._clocks(candidate))
             self._splits[key] = [
-                replace(one, tiers=Tiers(), clocks=clocks, _costs={}, _memories={})
-                for one in found.values()
+                replace(one, tiers=Tiers(), clocks=clocks) for one in found.values()
             ]
         return self._splits[key]
 

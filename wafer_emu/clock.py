@@ -409,6 +409,19 @@ class Clock:
             self._memo[key] = int(self.layers(layer, chunk, np.array([prefix]), causal_skip)[0])
         return self._memo[key]
 
+    def layer_attention(self, layer: int, chunk: int, causal_skip: bool) -> Attention:
+        """The attention of a layer on a chunk that nothing precedes."""
+        key = layer, chunk, causal_skip
+        if key not in self._layer_attentions:
+            self._layer_attentions[key] = attention_operation(
+                self.model, layer, chunk, 0, causal_skip
+            )
+        return self._layer_attentions[key]
+
+    @cached_property
+    def _layer_attentions(self) -> dict[tuple[int, int, bool], Attention]:
+        return {}
+
     def layers(
         self,
         layer: int,
@@ -429,7 +442,7 @@ class Clock:
                 for each in layer_operations(self.model, layer, chunk, 0, causal_skip)
                 if not isinstance(each, changing)
             )
-        attention = attention_operation(self.model, layer, chunk, 0, causal_skip)
+        attention = self.layer_attention(layer, chunk, causal_skip)
         total = self.attentions(attention, prefixes) + self._memo[fixed]
         if routing is not None:
             total += [self._routed(layer, chunk, int(each), routing) for each in prefixes]

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from itertools import accumulate
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +40,13 @@ DEFAULT_STAGES = 16
 PAGE_TOKENS = 16  # chunks and moves are multiples of this, remainders apart
 
 
+class ChunkShape(NamedTuple):
+    """A chunk on a stage: its tiles (tokens, tokens before all alike), cycles until it has come."""
+
+    tiles: tuple[tuple[int, Int64], ...]
+    arrival_cycles: int
+
+
 @dataclass
 class Deployment:
     """A model placed on a wafer under given memory tiers.
@@ -68,8 +76,9 @@ class Deployment:
     scale: tuple[int, int]
     placement: Placement
     clocks: tuple[Clock, ...]
-    _costs: dict[tuple[int, int, int], int] = field(default_factory=dict)
-    _memories: dict[int, tuple[StageMemory, ...]] = field(default_factory=dict)
+    _costs: dict[tuple[int, int, int], int] = field(default_factory=dict, init=False)
+    _memories: dict[int, tuple[StageMemory, ...]] = field(default_factory=dict, init=False)
+    _shapes: dict[tuple[int, int], ChunkShape] = field(default_factory=dict, init=False)
 
     @property
     def stages(self) -> tuple[Stage, ...]:
@@ -105,7 +114,7 @@ class Deployment:
             with_attention(clock, size, shelf)
             for clock, size in zip(self.clocks, attention_bytes, strict=True)
         )
-        return replace(self, clocks=clocks, _costs={}, _memories={})
+        return replace(self, clocks=clocks)
 
     def holds_embedding(self, stage: Stage) -> bool:
         """Whether the embedding table lives on a stage."""
@@ -148,7 +157,7 @@ class Deployment:
 
     def with_tile(self, tokens: int, in_rounds: bool) -> Deployment:
         """The same stages and clocks with another longest tile, dealt in rounds or evenly."""
-        return replace(self, tile_tokens=tokens, in_rounds=in_rounds, _costs={}, _memories={})
+        return replace(self, tile_tokens=tokens, in_rounds=in_rounds)
 
     def stage_cost(self, stage: int, chunk: int, prefix: int) -> int:
         """Cycles of a stage's layers on a chunk, tile by tile; the head is not in it."""
@@ -164,24 +173,31 @@ class Deployment:
 
         Experts get the tokens that a request's ``routing`` says, or their even shares.
         """
-        placed, clock = self.stages[stage], self.clocks[stage]
+        clock, shape = self.clocks[stage], self._shape(stage, chunk)
+        layer_cycles = passing_layers if self.passes_die_memory(chunk) else Clock.layers
         cycles = np.zeros_like(prefixes)
-        passing = self.passes_die_memory(chunk)
-        for tile, before in alike(self.tiles(chunk)):
+        for tile, before in shape.tiles:
             reached = (prefixes + before[:, np.newaxis]).ravel()
             for layer, count in self.layers_alike(stage, routing):
                 what = layer, tile, reached, self.options.causal_skip, routing
-                each = passing_layers(clock, *what) if passing else clock.layers(*what)
+                each = layer_cycles(clock, *what)
                 cycles += count * each.reshape(before.size, -1).sum(axis=0)
         whole, placed_layers = self.scale
-        cycles = -(-cycles * whole // placed_layers)
-        if self.holds_embedding(placed):
-            stream = Tensor("stream", chunk, self.model.hidden_size)
-            cycles += clock.operation(Lookup(stream, "model.embed_tokens.weight"))
-        if self.tiers.activations == "dram":
-            first, _ = next(self.tiles(chunk))
-            cycles += arrival_cycles(clock, first)
-        return cycles
+        return -(-cycles * whole // placed_layers) + shape.arrival_cycles
+
+    def _shape(self, stage: int, chunk: int) -> ChunkShape:
+        """What a stage's cost of a chunk has for all prefixes."""
+        key = self.first_alike[stage], chunk
+        if key not in self._shapes:
+            clock, arrival = self.clocks[stage], 0
+            if self.holds_embedding(self.stages[stage]):
+                stream = Tensor("stream", chunk, self.model.hidden_size)
+                arrival += clock.operation(Lookup(stream, "model.embed_tokens.weight"))
+            if self.tiers.activations == "dram":
+                first, _ = next(self.tiles(chunk))
+                arrival += arrival_cycles(clock, first)
+            self._shapes[key] = ChunkShape(tuple(alike(self.tiles(chunk))), arrival)
+        return self._shapes[key]
 
     def passes_die_memory(self, chunk: int) -> bool:
         """Whether a chunk's residual stream passes through die memory, tile by tile."""

@@ -20,7 +20,6 @@ from wafer_emu.program import (
     Experts,
     Operation,
     Product,
-    attention_operation,
     layer_operations,
 )
 from wafer_emu.routing import Routing
@@ -85,7 +84,7 @@ def layer_dram_bytes(
     else:
         moved = np.array([fixed(int(prefix)) for prefix in prefixes], np.int64)
     if clock.tiers.kv == "dram":
-        attention = attention_operation(clock.model, layer, tile, 0, causal_skip)
+        attention = clock.layer_attention(layer, tile, causal_skip)
         if clock.wafer.attention == "ring":
             met = clock.ring_attention(attention).keys_met(attention, prefixes)
         else:

@@ -32,15 +32,18 @@ OwnBounds = dict[tuple[object, ...], Int64]
 
 
 class _Ways(NamedTuple):
-    """Tilings at work on a chunk, the leanest first, and the query blocks of all of them.
-
-    ``before`` (B,) tokens of the chunk in front of each block. Around a way's blocks queries are
-    gathered and splits merged.
-    """
+    """Tilings at work on a chunk, the leanest first, and the query blocks of all of them."""
 
     tilings: list[AttentionTiling]
     blocks: Blocks
-    before: Int64
+
+
+class _Answer(NamedTuple):
+    """After many prefixes (P,): cycles, keys met, and the number of the way that is taken."""
+
+    cycles: Int64
+    met: Int64
+    chosen: Int64
 
 
 class Space(NamedTuple):
@@ -65,7 +68,7 @@ class RingAttention:
     _ways_of: dict[int, _Ways] = field(default_factory=dict, repr=False)
     _spaces: dict[int, tuple[Space, ...]] = field(default_factory=dict, repr=False)
     _fastest: dict[tuple[int, int], AttentionTiling] = field(default_factory=dict, repr=False)
-    _asked: dict[tuple[int, bytes], tuple[Int64, Int64]] = field(default_factory=dict, repr=False)
+    _asked: dict[tuple[int, bytes], _Answer] = field(default_factory=dict, repr=False)
 
     @cached_property
     def _unshared(self) -> AttentionCost:
@@ -122,13 +125,13 @@ class RingAttention:
         """The fastest tiling for an operation's chunk and prefix."""
         key = operation.chunk, operation.prefix
         if key not in self._fastest:
-            _, chosen = self._cycles(operation, np.array([operation.prefix]))
+            chosen = self._answer(operation, np.array([operation.prefix])).chosen
             self._fastest[key] = self._ways(operation.chunk).tilings[int(chosen[0])]
         return self._fastest[key]
 
     def most_bytes(self, operation: Attention, prefixes: Int64) -> int:
         """Bytes of the roomiest tiling that a chunk takes after any of many prefixes (P,)."""
-        ways, chosen = self._ways(operation.chunk), self._cycles(operation, prefixes)[1]
+        ways, chosen = self._ways(operation.chunk), self._answer(operation, prefixes).chosen
         rows = self.clock.region.rows
         return max(
             ways.tilings[number].held_bytes(rows, operation.chunk) for number in np.unique(chosen)
@@ -136,19 +139,14 @@ class RingAttention:
 
     def keys_met(self, operation: Attention, prefixes: Int64) -> Int64:
         """Keys that a chunk's query blocks meet after many prefixes (P,), block by block."""
-        ways, chosen = self._ways(operation.chunk), self._cycles(operation, prefixes)[1]
-        earlier = self.clock.earlier_keys(
-            operation, prefixes[:, np.newaxis], ways.blocks.sizes, ways.before
-        )
-        met = np.add.reduceat(earlier + ways.blocks.sizes, ways.blocks.first[:-1], axis=1)
-        return met[np.arange(prefixes.size), chosen]
+        return self._answer(operation, prefixes).met
 
     def cycles(self, operation: Attention, prefixes: Int64) -> Int64:
         """Cycles of an operation's chunk after many prefixes (P,)."""
-        return self._cycles(operation, prefixes)[0]
+        return self._answer(operation, prefixes).cycles
 
-    def _cycles(self, operation: Attention, prefixes: Int64) -> tuple[Int64, Int64]:
-        """Cycles after many prefixes, and the number of the way that takes them (P,).
+    def _answer(self, operation: Attention, prefixes: Int64) -> _Answer:
+        """The fastest way after many prefixes.
 
         What the blocks' own keys take is first left out, then bounded, and asked of the ring kernel
         only for ways that can still be as fast as the fastest after some prefix. KV in die memory
@@ -160,23 +158,26 @@ class RingAttention:
             self._asked[asked] = self._find(operation, prefixes)
         return self._asked[asked]
 
-    def _find(self, operation: Attention, prefixes: Int64) -> tuple[Int64, Int64]:
-        ways, clock = self._ways(operation.chunk), self.clock
-        blocks = ways.blocks
-        earlier = clock.earlier_keys(operation, prefixes[:, np.newaxis], blocks.sizes, ways.before)
-        stream = (0, 1.0)
-        if clock.tiers.kv != "sram":
-            stream = (clock.kv_bytes(operation, 1), clock.dram_bytes_per_cycle)
-        cycles, chosen = np.empty_like(prefixes), np.empty_like(prefixes)
+    def _find(self, operation: Attention, prefixes: Int64) -> _Answer:
+        ways = self._ways(operation.chunk)
+        answer = _Answer(*np.empty((3, prefixes.size), np.int64))
         reached, way = 0, DONE
         while reached < prefixes.size:
             reached, way = fastest_ways(
-                self._flat, tuple(blocks), earlier, self._unshared.window > 0, stream, reached,
-                cycles, chosen,
+                self._flat, tuple(ways.blocks), operation.chunk, prefixes, self._stream, reached,
+                *answer,
             )  # fmt: skip
             if way != DONE:
                 self._learn(ways, way)
-        return cycles, chosen
+        return answer
+
+    @cached_property
+    def _stream(self) -> tuple[int, float]:
+        """Bytes of a key in die memory (0: none is), and those that come a cycle."""
+        clock = self.clock
+        if clock.tiers.kv == "sram":
+            return 0, 1.0
+        return clock.kv_bytes(self.operation, 1), clock.dram_bytes_per_cycle
 
     def _learn(self, ways: _Ways, number: int) -> None:
         """Learn more of what a way's blocks take against their own keys."""
@@ -238,11 +239,11 @@ class RingAttention:
                     np.append(np.flatnonzero(np.diff(way, prepend=-1)), way.size),
                     np.stack((units, splits, key_tile), axis=1),
                     np.ascontiguousarray(sizes),
+                    np.ascontiguousarray(before),
                     np.zeros_like(sizes),
                     np.full(len(tilings), NOTHING),
                     np.array([self.ends(each, chunk) for each in tilings], np.int64),
                 ),
-                before,
             )
         return self._ways_of[chunk]
 

@@ -30,13 +30,15 @@ class Blocks(NamedTuple):
     """The query blocks of W ways, B blocks in a row, all int64.
 
     ``first`` (W + 1,) of each way's blocks, and their number. Of a block ``shared`` (B, 3): units,
-    splits and key tile; ``sizes`` (B,) tokens; ``own`` (B,) cycles that it takes at least against
-    its own keys, by what is ``known`` (W,) of its way. ``ends`` (W,) cycles around all blocks.
+    splits and key tile; ``sizes`` (B,) tokens; ``before`` (B,) tokens of the chunk in front of it;
+    ``own`` (B,) cycles that it takes at least against its own keys, by what is ``known`` (W,) of
+    its way. ``ends`` (W,) cycles around all blocks: queries gathered, splits merged.
     """
 
     first: Int64
     shared: Int64
     sizes: Int64
+    before: Int64
     own: Int64
     known: Int64
     ends: Int64
@@ -69,17 +71,32 @@ def _way_cycles(
 
 
 @kernel()
+def _earlier_keys(cost: tuple[Any, ...], blocks: Blocks, chunk: int, prefix: int) -> Int64:
+    """Keys (B,) besides its own that each block meets: :meth:`Clock.earlier_keys`."""
+    named = AttentionCost(CoreCost(*cost[0]), *cost[1:])
+    earlier = np.full(blocks.sizes.size, prefix)
+    if named.causal_skip == 1:
+        earlier += blocks.before
+    if named.window > 0:
+        earlier = np.minimum(earlier, named.window - 1)
+    if named.causal_skip == 0:
+        earlier += chunk - blocks.sizes
+    return earlier
+
+
+@kernel()
 def fastest_ways(
     cost: tuple[Any, ...],
     blocks: tuple[Int64, ...],
-    earlier: Int64,
-    windowed: bool,
+    chunk: int,
+    prefixes: Int64,
     stream: tuple[int, float],
     begin: int,
     cycles: Int64,
+    met: Int64,
     chosen: Int64,
 ) -> tuple[int, int]:
-    """Cycles (P,) of the fastest way after ``earlier`` (P, B) keys, and its number (P,).
+    """Cycles (P,) of the fastest way after prefixes (P,), the keys its blocks meet, its number.
 
     From prefix ``begin`` on. Stops where more has to be known of a way that may be the fastest:
     returns the prefix and that way, else (P, DONE). Of ways as fast the first is taken. A window
@@ -87,10 +104,12 @@ def fastest_ways(
     """
     named = Blocks(*blocks)
     ways = named.ends.size
+    windowed = AttentionCost(CoreCost(*cost[0]), *cost[1:]).window > 0
     total, exact = np.empty(ways, np.int64), np.empty(ways, np.bool_)
-    for prefix in range(begin, earlier.shape[0]):
+    for prefix in range(begin, prefixes.size):
+        earlier = _earlier_keys(cost, named, chunk, prefixes[prefix])
         for way in range(ways):
-            total[way] = _way_cycles(cost, named, way, earlier[prefix], stream, windowed)
+            total[way] = _way_cycles(cost, named, way, earlier, stream, windowed)
             exact[way] = windowed and named.known[way] == EXACT
         while True:
             fastest, promising = NEVER, -1
@@ -105,11 +124,13 @@ def fastest_ways(
                 break
             if named.known[promising] < EXACT:
                 return prefix, promising
-            total[promising] = _way_cycles(cost, named, promising, earlier[prefix], stream, True)
+            total[promising] = _way_cycles(cost, named, promising, earlier, stream, True)
             exact[promising] = True
-        chosen[prefix] = -1
+        best = -1
         for way in range(ways):
-            if exact[way] and (chosen[prefix] < 0 or total[way] < total[chosen[prefix]]):
-                chosen[prefix] = way
-        cycles[prefix] = total[chosen[prefix]]
-    return earlier.shape[0], DONE
+            if exact[way] and (best < 0 or total[way] < total[best]):
+                best = way
+        here = slice(named.first[best], named.first[best + 1])
+        cycles[prefix], chosen[prefix] = total[best], best
+        met[prefix] = earlier[here].sum() + named.sizes[here].sum()
+    return prefixes.size, DONE

@@ -19,14 +19,26 @@ def even_blocks(chunk, count):
     return [(size, sum(sizes[:i])) for i, size in enumerate(sizes) if size]
 
 
-def walked(cost, blocks, stream, prefix):
+def earlier_keys(cost, chunk, size, before, prefix):
+    """Keys besides its own that a block meets: those in front of it, or all others, of a window."""
+    in_front = prefix + before if cost.causal_skip else prefix
+    shown = min(in_front, cost.window - 1) if cost.window else in_front
+    return shown if cost.causal_skip else shown + chunk - size
+
+
+def walked(cost, chunk, blocks, stream, prefix):
     """Cycles of a way: of each block on its own and earlier keys, or of its KV's way here."""
     total = 0
     for size, before in blocks:
-        earlier = prefix + before
+        earlier = earlier_keys(cost, chunk, size, before, prefix)
         cycles = own_tile(cost, size)[1] + prefix_cycles(cost, size, earlier)
         total += max(cycles, int(np.ceil((earlier + size) * stream[0] / stream[1])))
     return total
+
+
+def all_met(cost, chunk, blocks, prefix):
+    """Keys that all blocks meet, their own among them."""
+    return sum(size + earlier_keys(cost, chunk, size, before, prefix) for size, before in blocks)
 
 
 @few
@@ -38,7 +50,7 @@ def walked(cost, blocks, stream, prefix):
     streams,
 )
 def test_it_is_the_fastest_and_the_first_of_equals(region, shared, chunk, several, stream):
-    costs, sizes, before, rows, firsts, expected = [], [], [], [], [0], []
+    costs, sizes, before, rows, firsts, expected, keys = [], [], [], [], [0], [], []
     for number, (units, splits, granules, count) in enumerate(shared):
         key_tile = granules * region.key_granule
         costs.append(region._replace(units=units, splits=splits, key_tile=key_tile))
@@ -47,27 +59,31 @@ def test_it_is_the_fastest_and_the_first_of_equals(region, shared, chunk, severa
         before += [in_front for _, in_front in even]
         rows += [(units, splits, key_tile)] * len(even)
         firsts.append(len(sizes))
-        expected.append([7 * number + walked(costs[-1], even, stream, each) for each in several])
+        expected.append(
+            [7 * number + walked(costs[-1], chunk, even, stream, each) for each in several]
+        )
+        keys.append([all_met(costs[-1], chunk, even, each) for each in several])
     blocks = Blocks(
         np.array(firsts, np.int64),
         np.array(rows, np.int64),
         np.array(sizes, np.int64),
+        np.array(before, np.int64),
         np.zeros(len(sizes), np.int64),
         np.zeros(len(shared), np.int64),
         7 * np.arange(len(shared)),
     )
-    earlier = np.add.outer(np.array(several, np.int64), np.array(before, np.int64))
-    cycles, chosen = np.full((2, len(several)), -1, np.int64)
+    cycles, met, chosen = np.full((3, len(several)), -1, np.int64)
     reached = 0
     while reached < len(several):
         reached, way = fastest_ways(
             plain(region),
             tuple(blocks),
-            earlier,
-            region.window > 0,
+            chunk,
+            np.array(several, np.int64),
             stream,
             reached,
             cycles,
+            met,
             chosen,
         )
         if way == DONE:
@@ -80,4 +96,6 @@ def test_it_is_the_fastest_and_the_first_of_equals(region, shared, chunk, severa
             blocks.own[block] = least if known == 0 else own_tile(costs[way], size)[1]
         blocks.known[way] += 1
     assert cycles.tolist() == np.min(expected, axis=0).tolist()
-    assert chosen.tolist() == np.argmin(expected, axis=0).tolist()
+    fastest = np.argmin(expected, axis=0)
+    assert chosen.tolist() == fastest.tolist()
+    assert met.tolist() == [keys[way][each] for each, way in enumerate(fastest)]

@@ -104,7 +104,7 @@ def test_die_memory_is_never_faster_than_the_same_plan_on_the_cores(
     policy: str, tokens: int
 ) -> None:
     there = run_of(tokens, policy, "dram").plan.deployment
-    here = replace(there, tiers=replace(there.tiers, activations="sram"), _costs={})
+    here = replace(there, tiers=replace(there.tiers, activations="sram"))
     for stage in range(2):
         assert there.stage_cost(stage, tokens, 0) > here.stage_cost(stage, tokens, 0)
 

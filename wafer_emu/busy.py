@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from wafer_emu.block_attention import BlockAttention
 from wafer_emu.clock import Clock, vector_shape
-from wafer_emu.memory import dealt
+from wafer_emu.dealing import dealt
 from wafer_emu.program import (
     Add,
     Append,

@@ -50,7 +50,7 @@ from wafer_kernels.mesh import part_size
 from wafer_kernels.systolic import CoreCost, tile_cycles, vector_cycles
 
 if TYPE_CHECKING:
-    from wafer_emu.memory import Load
+    from wafer_emu.stage_load import Load, Resting
 
 __all__ = ["NORM_OPERATIONS", "Clock", "Tiers"]
 
@@ -111,8 +111,8 @@ class Clock:
     """Cycles of the operations of one model on one region shape.
 
     ``attention_bytes`` is what a core may spend on attention's working set. ``own_cycles``,
-    ``own_bounds``, the ``loads`` of stages and the memo may be shared by clocks that differ in it
-    alone.
+    ``own_bounds``, the ``loads`` of stages, what is ``resting`` there and the memo may be shared by
+    clocks that differ in it alone.
     """
 
     wafer: Wafer
@@ -125,6 +125,7 @@ class Clock:
     own_cycles: OwnCycles = field(default_factory=dict, repr=False)
     own_bounds: OwnBounds = field(default_factory=dict, repr=False)
     loads: dict[tuple[object, ...], Load] = field(default_factory=dict, repr=False)
+    resting: dict[tuple[object, ...], Resting] = field(default_factory=dict, repr=False)
     _memo: dict[tuple[object, ...], int] = field(default_factory=dict, repr=False)
 
     @cached_property

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from wafer_emu.memory import dealt
+from wafer_emu.dealing import dealt
 from wafer_emu.placement import Region
 from wafer_kernels import mesh
 from wafer_kernels.region import Grid, Kind, Matrix

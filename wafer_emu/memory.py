@@ -8,7 +8,7 @@ described by a small table of core kinds and how many cores are of each.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -16,31 +16,16 @@ import numpy as np
 import numpy.typing as npt
 
 from wafer_emu.clock import Clock
+from wafer_emu.dealing import Dealing, dealt
 from wafer_emu.die_memory import stream_bytes
 from wafer_emu.model import dtype_bytes
 from wafer_emu.placement import Stage
-from wafer_emu.program import (
-    Attention,
-    Experts,
-    Norm,
-    Operation,
-    Product,
-    Program,
-    Task,
-    Tensor,
-    lower,
-)
-from wafer_emu.ring_attention import Space
-from wafer_emu.tiling import FLOAT_BYTES
-from wafer_kernels import mesh
+from wafer_emu.program import Program, Task, lower
+from wafer_emu.stage_load import Load, Resting, attention_tiles, layer_peak
 
 __all__ = [
     "CLASSES",
-    "Dealing",
-    "Load",
     "StageMemory",
-    "dealt",
-    "groups_on_core",
     "kv_quanta_per_token",
     "kv_quantum_bytes",
 ]
@@ -48,15 +33,6 @@ __all__ = [
 Int64 = npt.NDArray[np.int64]
 CLASSES = ("code", "weights", "activations", "own_kv", "hosted_kv", "buffers")
 STREAM_SHARE = 16  # of a core's memory for one piece of streamed weights (assumed)
-
-
-def dealt(total: int, lines: int) -> Int64:
-    """Sizes of the balanced parts of ``total`` on the physical lines of a folded ring."""
-    sizes = np.full(lines, total // lines, np.int64)
-    sizes[: total % lines] += 1
-    physical = np.empty(lines, np.int64)
-    physical[mesh.ring_places(mesh.MESHGEMM, lines)] = sizes
-    return physical
 
 
 def kv_quantum_bytes(clock: Clock) -> int:
@@ -69,67 +45,6 @@ def kv_quantum_bytes(clock: Clock) -> int:
 def kv_quanta_per_token(clock: Clock) -> int:
     """Quanta that one layer keeps of one token."""
     return 1 if clock.model.mla is not None else 2 * clock.model.kv_heads
-
-
-class Dealing:
-    """Kinds of rows and columns under which given totals are dealt to a region.
-
-    ``counts`` (row kind, column kind) cores; arrays of that shape ``expand`` to (rows, columns).
-    """
-
-    def __init__(
-        self, rows: int, columns: int, row_totals: Iterable[int], column_totals: Iterable[int]
-    ) -> None:
-        self._rows, self._row_kind, row_counts = _kinds(rows, row_totals)
-        self._columns, self._column_kind, column_counts = _kinds(columns, column_totals)
-        self.counts = np.multiply.outer(row_counts, column_counts)
-
-    def rows(self, total: int) -> Int64:
-        """Parts of a total dealt over the rows (row kind, 1)."""
-        return self._rows[total][:, np.newaxis]
-
-    def columns(self, total: int) -> Int64:
-        """Parts of a total dealt over the columns (1, column kind)."""
-        return self._columns[total][np.newaxis, :]
-
-    def matrix(self, rows: int, columns: int) -> Int64:
-        """Elements of a matrix dealt over the region (row kind, column kind)."""
-        return self.rows(rows) * self.columns(columns)
-
-    def expand(self, kinds: Int64) -> Int64:
-        """Values of every core (rows, columns) from values of every kind."""
-        full = np.broadcast_to(kinds, self.counts.shape)
-        return full[self._row_kind][:, self._column_kind]
-
-
-def _kinds(lines: int, totals: Iterable[int]) -> tuple[dict[int, Int64], Int64, Int64]:
-    """Parts per kind for each total, kind of each line, lines of each kind."""
-    distinct = sorted(set(totals))
-    table = np.array([dealt(total, lines) for total in distinct])
-    parts, kind, counts = np.unique(table, axis=1, return_inverse=True, return_counts=True)
-    return dict(zip(distinct, parts, strict=True)), kind.ravel(), counts
-
-
-def groups_on_core(columns: Int64, groups: int, width: int) -> Int64:
-    """Most of equal groups of ``width`` columns that cores with so many ``columns`` may meet."""
-    size = width // groups
-    return np.where(columns > 0, np.minimum(groups, (columns + size - 2) // size + 1), 0)
-
-
-@dataclass(frozen=True)
-class Load:
-    """Bytes of every kind of core of a stage while tasks of one chunk size run."""
-
-    dealing: Dealing
-    code: Int64
-    weights: Int64
-    activations: Int64
-    buffers: Int64
-
-    @cached_property
-    def total(self) -> Int64:
-        """All of it (row kind, column kind)."""
-        return self.code + self.weights + self.activations + self.buffers
 
 
 @dataclass
@@ -177,17 +92,20 @@ class StageMemory:
 
     def load(self, chunk: int) -> Load:
         """What fills the stage's cores, KV apart, while tasks of ``chunk`` tokens run."""
-        known, key = self.clock.loads, (*self._alike, chunk)
-        if key not in known:
-            known[key] = self._load(chunk)
-        return known[key]
+        loads, resting, key = self.clock.loads, self.clock.resting, (*self._alike, chunk)
+        asked = (self.clock.attention_bytes, *key)
+        if asked not in loads:
+            if key not in resting:
+                resting[key] = self._rests(chunk)
+            loads[asked] = resting[key].with_attention(self.clock)
+        return loads[asked]
 
     @cached_property
     def _alike(self) -> tuple[object, ...]:
-        """What stages of one model have to share to be loaded alike."""
+        """What stages of one model have to share to be loaded alike, attention apart."""
         region = self.stage.region
         return (
-            (region.rows, region.columns, self.clock.tiers, self.clock.attention_bytes),
+            (region.rows, region.columns, self.clock.tiers),
             tuple((kind, len(layers)) for kind, layers in self._kinds.items()),
             self.holds_embedding,
             self.holds_head,
@@ -211,10 +129,9 @@ class StageMemory:
             for layers in self._kinds.values()
         ]
 
-    def _load(self, chunk: int) -> Load:
-        model, region = self.clock.model, self.stage.region
-        tile = min(chunk, self.tile_tokens)
-        programs = self._programs(tile)
+    def _rests(self, chunk: int) -> Resting:
+        model, region, clock = self.clock.model, self.stage.region, self.clock
+        programs = self._programs(min(chunk, self.tile_tokens))
         tensors = [t for p in programs for operation in p.operations() for t in operation.tensors()]
         shapes = self._shape_counts
         rest = self._waiting_in_sram(chunk)
@@ -223,7 +140,7 @@ class StageMemory:
             region.columns,
             {shape[-1] for shape in shapes}
             | {tensor.rows for tensor in tensors}
-            | {space.query_tiles for program in programs for space in self._attention(program)}
+            | {tiles for program in programs for tiles in attention_tiles(clock, program)}
             | {rest, self._arriving_in_sram},
             {shape[0] for shape in shapes}
             | {tensor.columns for tensor in tensors}
@@ -231,17 +148,14 @@ class StageMemory:
         )
         zero = np.zeros_like(dealing.counts)
         if self.budget_bytes is not None:
-            return Load(dealing, zero, zero, zero, zero)
-        activations = zero
-        for program in programs:
-            activations = np.maximum(activations, self._peak(program, dealing))
-        element = dtype_bytes(model.dtype)
-        return Load(
+            return Resting(dealing, zero, zero, zero, zero, ())
+        return Resting(
             dealing,
-            zero + self.clock.wafer.core.code_bytes,
+            zero + clock.wafer.core.code_bytes,
             self._weights(dealing),
-            activations + dealing.matrix(rest, model.hidden_size) * element,
+            dealing.matrix(rest, model.hidden_size) * dtype_bytes(model.dtype),
             self._buffers(dealing),
+            tuple(layer_peak(clock, program, dealing) for program in programs),
         )
 
     def _waiting_in_sram(self, chunk: int) -> int:
@@ -284,73 +198,6 @@ class StageMemory:
             most = 2 * self.clock.wafer.core.sram_bytes // STREAM_SHARE
             total = total + np.minimum(2 * streamed * dtype_bytes(self.clock.weights_dtype), most)
         return total
-
-    def _peak(self, program: Program, dealing: Dealing) -> Int64:
-        """Most bytes a core over a program's operations: live tensors and working buffers.
-
-        A tensor lives from the first to the last operation that names it; the residual stream
-        always.
-        """
-        operations = list(program.operations())
-        spans: dict[Tensor, tuple[int, int]] = {}
-        for index, operation in enumerate(operations):
-            for tensor in operation.tensors():
-                spans[tensor] = (spans.get(tensor, (index, index))[0], index)
-        peak = np.zeros_like(dealing.counts)
-        element = self.clock.grid.element_bytes
-        for index, operation in enumerate(operations):
-            live = self._working(operation, program, dealing)
-            for tensor, (first, last) in spans.items():
-                if first <= index <= last or tensor.name == "stream":
-                    live = live + dealing.matrix(tensor.rows, tensor.columns) * element
-            peak = np.maximum(peak, live)
-        return peak
-
-    def _attention(self, program: Program) -> tuple[Space, ...]:
-        """What the program's attention may take of a core, where key tiles travel."""
-        if self.clock.wafer.attention == "products":
-            return ()
-        attention = next(each for each in program.operations() if isinstance(each, Attention))
-        return self.clock.ring_attention(attention).space(attention.chunk)
-
-    def _working(self, operation: Operation, program: Program, dealing: Dealing) -> Int64:
-        """Bytes of an operation's own buffers a core: tiles that arrive, softmax state, sums."""
-        zero = np.zeros_like(dealing.counts)
-        if isinstance(operation, Product | Experts):
-            return self._product_buffers(operation, dealing)
-        if isinstance(operation, Norm):
-            width, groups = operation.source.columns, operation.groups
-            sums = groups_on_core(dealing.columns(width), groups, width)
-            return dealing.rows(operation.source.rows) * sums * FLOAT_BYTES
-        if isinstance(operation, Attention) and self.clock.wafer.attention == "products":
-            blocks = self.clock.block_attention(operation)
-            return zero + blocks.slice_bytes + dealing.rows(operation.chunk) * blocks.row_bytes
-        if isinstance(operation, Attention):
-            most = zero
-            for tiles, query_tile_bytes, key_buffer_bytes in self._attention(program):
-                taken = key_buffer_bytes + dealing.rows(tiles) * query_tile_bytes
-                most = np.maximum(most, taken)
-            return most
-        return zero
-
-    def _product_buffers(self, operation: Product | Experts, dealing: Dealing) -> Int64:
-        """Bytes of a product's slices that arrive and of its float32 sums a core.
-
-        The target's own bytes hold as much of the sums as they can; products of experts lie
-        elsewhere than the rows that they go to. Room for the sums of a row vector's product is kept
-        in any case, since few rows are multiplied so.
-        """
-        region, element = self.stage.region, self.clock.grid.element_bytes
-        rows, width = operation.most_rows, operation.target.columns
-        row_sums = np.zeros_like(dealing.counts) + dealing.columns(width) * FLOAT_BYTES
-        if isinstance(operation, Product) and operation.last_row:
-            return row_sums
-        depth = -(-operation.source.columns // max(region.rows, region.columns))
-        arriving_a = dealing.rows(rows) * depth * element
-        arriving_b = dealing.columns(width) * depth * dtype_bytes(self.clock.weights_dtype)
-        beside = FLOAT_BYTES - (element if isinstance(operation, Product) else 0)
-        sums = dealing.matrix(rows, width) * beside
-        return np.maximum(arriving_a + arriving_b + sums, row_sums)
 
     @cached_property
     def kv_places(self) -> Int64:

@@ -6,8 +6,8 @@ import numpy as np
 import numpy.typing as npt
 
 from wafer_emu.arena import storage_kind
+from wafer_emu.dealing import groups_on_core
 from wafer_emu.layout import Rows, element_bytes, no_matrix
-from wafer_emu.memory import groups_on_core
 from wafer_emu.program import Experts, Norm, Product
 from wafer_emu.stage_tensors import Job, StageTensors
 from wafer_emu.threads import share_out

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from wafer_emu.clock import Clock, Tiers
+from wafer_emu.dealing import Dealing
 from wafer_emu.emulation import emulate
-from wafer_emu.memory import Dealing, StageMemory
+from wafer_emu.memory import StageMemory
 from wafer_emu.model import Model
 from wafer_emu.placement import Region, Stage
 from wafer_emu.validate import Case, Role, Suite, published

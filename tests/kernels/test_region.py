@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from tests.naive import numeric
 from tests.naive import region as naive
+from wafer_emu.dealing import groups_on_core
 from wafer_emu.layout import Layout, element_bytes, no_matrix
-from wafer_emu.memory import groups_on_core
 from wafer_emu.placement import Region
 from wafer_kernels import region_vector
 from wafer_kernels.numeric import Activation

@@ -14,13 +14,8 @@ from tests.naive import memory as naive
 from tests.naive import work as naive_work
 from tests.wafer_emu.small import DEEPSEEK, DIES, LLAMA, TINY, chunks, clock_of, clocks
 from wafer_emu.clock import Clock, Tiers
-from wafer_emu.memory import (
-    Dealing,
-    StageMemory,
-    dealt,
-    kv_quanta_per_token,
-    kv_quantum_bytes,
-)
+from wafer_emu.dealing import Dealing, dealt
+from wafer_emu.memory import StageMemory, kv_quanta_per_token, kv_quantum_bytes
 from wafer_emu.model import Model, dtype_bytes
 from wafer_emu.placement import Stage
 from wafer_emu.program import Attention, Task, lower

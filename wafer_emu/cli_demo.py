@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -63,42 +63,38 @@ def demo(
     spawn = multiprocessing.get_context("spawn")
     with (
         ProcessPoolExecutor(os.cpu_count(), mp_context=spawn) as pool,
-        ThreadPoolExecutor(1) as beside,
+        ThreadPoolExecutor(2) as beside,
     ):
-        search = partial(max_length, options=options, grain_tokens=LONG_STEP_TOKENS, pool=pool)
-        lengths_to_come = beside.submit(search, wafer, model, POLICIES)
-        rows = compare(
+        whole = beside.submit(whole_wafer, wafer, model, workload, options)
+        ui.progress("longest prompt of every policy", 0.0)
+        lengths = max_length(
             wafer,
             model,
-            workload,
             POLICIES,
             options=options,
-            record=files.__getitem__,
-            frames=FRAMES,
             pool=pool,
-            progress=_part(ui, 0.0, 0.6),
+            grain_tokens=LONG_STEP_TOKENS,
+            progress=_part(ui, 0.0, 0.3),
         )
-        whole = whole_wafer(wafer, model, workload, options, rows, _part(ui, 0.0, 0.6))
-        ui.progress("longest prompt of every policy", 0.6)
-        lengths = lengths_to_come.result()
         longest = {row["policy"]: row["max_tokens"] for row in lengths}
         tokens = _between(longest["terapipe"], longest["mocap"])
-        long_rows: list[dict[str, Any]] = []
+        # The long prompt goes first: the others fill the pool beside its slowest plan.
+        run = partial(compare, wafer, model, options=options, pool=pool)
+        long_rows: Future[list[dict[str, Any]]] | None = None
         if tokens is not None:
-            long_rows = compare(
-                wafer,
-                model,
-                Workload.single(tokens),
-                LONG_POLICIES,
-                options=options,
-                pool=pool,
-                progress=_part(ui, 0.75, 1.0),
-            )
+            long_rows = beside.submit(run, Workload.single(tokens), LONG_POLICIES)
+        rows = run(
+            workload,
+            POLICIES,
+            record=files.__getitem__,
+            frames=FRAMES,
+            progress=_part(ui, 0.3, 1.0),
+        )
     result = {
         "rows": rows,
-        "whole_wafer": whole,
+        "whole_wafer": whole.result(),
         "max_length": lengths,
-        "long_prompt": {"tokens": tokens, "rows": long_rows},
+        "long_prompt": {"tokens": tokens, "rows": long_rows.result() if long_rows else []},
         "files": files,
     }
     return Answer(result, lambda: _report(result, wafer))

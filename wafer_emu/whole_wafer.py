@@ -24,8 +24,8 @@ def whole_wafer(
     model: Model,
     workload: Workload,
     options: Options,
-    rows: Sequence[Mapping[str, Any]],
-    progress: Progress,
+    rows: Sequence[Mapping[str, Any]] = (),
+    progress: Progress = lambda what, share: None,
 ) -> dict[str, Any] | None:
     """Time of the same work on one stage over the whole wafer; None if it does not fit there.
 

@@ -9,6 +9,7 @@ against.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable
 from functools import lru_cache
 from itertools import product
@@ -270,15 +271,11 @@ def _block_work(
 ) -> Work:
     """Work of one query block: every head does the same steps, over all its key splits."""
     element, width = clock.grid.element_bytes, operation.key_width + operation.value_width
-    steps = attention_count.block_steps(cost, block, earlier)
-    of_a_head = _sum(
-        _step_work(cost, int(queries), int(keys)).times(int(steps[keys, queries]))
-        for keys, queries in np.argwhere(steps)
-        if queries
-    )
-    pairs = attention_count.block_busy(
-        cost, block, earlier, np.zeros((cost.splits, cost.rows), np.int64)
-    )
+    steps: defaultdict[tuple[int, int], int] = defaultdict(int)
+    for queries, keys, times in attention_count.block_steps(cost, block, earlier).tolist():
+        steps[queries, keys] += times
+    of_a_head = _sum(_step_work(cost, *shape).times(times) for shape, times in steps.items())
+    pairs = attention_count.block_pairs(cost, block, earlier)
     tiles = attention_count.key_tiles(cost, block, earlier)
     shifted = int(tiles[:, 1].sum()) * operation.heads * width * element * (cost.rows - 1)
     work = of_a_head.times(operation.heads)._replace(macs=pairs * operation.heads * width)

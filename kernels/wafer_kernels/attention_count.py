@@ -18,7 +18,7 @@ from wafer_kernels.attention import (
 )
 from wafer_kernels.mesh import part_size
 
-__all__ = ["block_busy", "block_steps", "key_tiles", "visible_pairs"]
+__all__ = ["block_busy", "block_pairs", "block_steps", "key_tiles", "visible_pairs"]
 
 Int64 = npt.NDArray[np.int64]
 
@@ -71,12 +71,6 @@ def key_tiles(cost: AttentionCost, chunk: int, prefix: int) -> Int64:
 
 
 @kernel()
-def _most_queries(cost: AttentionCost, chunk: int) -> int:
-    """Query tokens of the fullest row, its last tile taken as whole."""
-    return -(-chunk // (cost.query_tile * cost.rows)) * cost.query_tile
-
-
-@kernel()
 def _runs(cost: AttentionCost, chunk: int, tiles: Int64) -> Int64:
     """Runs (size, split, first and last query tile that see them, how many) of key tiles alike."""
     runs = np.zeros((tiles.shape[0], 5), np.int64)
@@ -94,34 +88,48 @@ def _runs(cost: AttentionCost, chunk: int, tiles: Int64) -> Int64:
 
 
 @kernel()
-def block_busy(cost: AttentionCost, chunk: int, prefix: int, busy: Int64) -> int:
-    """Busy cycles of every (split, row) for one query block, added in place; return visible pairs.
-
-    Counts tile by tile over all splits, without closed forms: what a run reports and checks.
-    """
-    durations = np.full((cost.key_tile + 1, _most_queries(cost, chunk) + 1), -1, np.int64)
-    tiles = key_tiles(cost, chunk, prefix)
-    for size, split, low, high, times in _runs(cost, chunk, tiles):
-        for row in range(cost.rows):
-            queries = row_tokens(cost, chunk, row, low, high)
-            if durations[size, queries] < 0:
-                durations[size, queries] = step_cycles(cost, queries, size)
-            busy[split, row] += times * durations[size, queries]
+def block_pairs(cost: AttentionCost, chunk: int, prefix: int) -> int:
+    """(query, key) pairs of one query block that the mask lets through, of all its key tiles."""
     pairs = 0
-    for first_key, size, _ in tiles:
+    for first_key, size, _ in key_tiles(cost, chunk, prefix):
         pairs += visible_pairs(cost, chunk, first_key, first_key + size - 1)
     return pairs
 
 
 @kernel()
-def block_steps(cost: AttentionCost, chunk: int, prefix: int) -> Int64:
-    """Ring steps of one query block by shape, over all rows and key splits of one head.
+def block_busy(cost: AttentionCost, chunk: int, prefix: int, busy: Int64) -> None:
+    """Busy cycles of every (split, row) for one query block, added in place.
 
-    Returns (keys + 1, queries + 1): how many steps multiply that many queries of a row with a tile
-    of that many keys.
+    Counts tile by tile over all splits, without closed forms: what a run reports and checks.
     """
-    steps = np.zeros((cost.key_tile + 1, _most_queries(cost, chunk) + 1), np.int64)
-    for size, _, low, high, times in _runs(cost, chunk, key_tiles(cost, chunk, prefix)):
+    for size, split, low, high, times in _runs(cost, chunk, key_tiles(cost, chunk, prefix)):
+        before, cycles = -1, 0
         for row in range(cost.rows):
-            steps[size, row_tokens(cost, chunk, row, low, high)] += times
-    return steps
+            queries = row_tokens(cost, chunk, row, low, high)
+            if queries != before:  # most rows hold as many as the one before them
+                before, cycles = queries, step_cycles(cost, queries, size)
+            busy[split, row] += times * cycles
+
+
+@kernel()
+def block_steps(cost: AttentionCost, chunk: int, prefix: int) -> Int64:
+    """Ring steps of one query block, over all rows and key splits of one head (steps, 3).
+
+    Of each: queries of a row, keys of a tile, how often they are multiplied; a shape may come more
+    than once.
+    """
+    runs = _runs(cost, chunk, key_tiles(cost, chunk, prefix))
+    steps = np.empty((runs.shape[0] * cost.rows, 3), np.int64)
+    count = 0
+    for size, _, low, high, times in runs:
+        first = count
+        for row in range(cost.rows):
+            queries = row_tokens(cost, chunk, row, low, high)
+            if queries == 0:
+                continue
+            if count > first and steps[count - 1, 0] == queries:
+                steps[count - 1, 2] += times
+                continue
+            steps[count] = queries, size, times
+            count += 1
+    return steps[:count]

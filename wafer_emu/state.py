@@ -35,7 +35,7 @@ __all__ = [
     "validate_run",
 ]
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 CLASSES = ("code", "weights", "activations", "own_kv", "hosted_kv", "buffers")
 TABLES = {
     "tasks": "task",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import signal
 import subprocess
@@ -23,6 +24,7 @@ from wafer_emu.sink import Sink
 from wafer_emu.state import (
     ATTRIBUTES,
     CLASSES,
+    SCHEMA_VERSION,
     TABLES,
     VARIABLES,
     group_variables,
@@ -448,6 +450,14 @@ def test_another_schema_version_is_refused(run_path: Path) -> None:
         raw.attrs["wafer_schema_version"] = 999
     with pytest.raises(FileError, match=r"written by wafer-emu .* schema version 999"):
         open_run(run_path)
+
+
+def test_what_a_file_holds_changes_with_its_schema_version() -> None:
+    """A file that this program cannot read must say so: raise SCHEMA_VERSION, then the digest."""
+    variables = [(v.group, v.name, v.dims, v.dtype, v.units) for v in VARIABLES.values()]
+    held = [variables, [attribute.name for attribute in ATTRIBUTES], RUN_KEYS]
+    digest = hashlib.sha256(json.dumps(held).encode()).hexdigest()[:12]
+    assert (SCHEMA_VERSION, digest) == (2, "e01361906dbb")
 
 
 def spoil_units(raw: h5py.File) -> None:

@@ -25,6 +25,7 @@ from wafer_kernels.errors import CapacityError
 __all__ = ["Candidate", "Judge", "chunk_counts", "stage_counts"]
 
 CHUNKS_PER_STAGE = (1, 1.5, 2, 3, 4, 6, 8)
+LONE = 2  # times what chunks on a lone stage seem to take: they are tried late
 
 
 @dataclass(order=True)
@@ -74,8 +75,8 @@ class Judge:
         layers = self.options.layers
         return self.model if layers is None else self.model.with_layers(layers)
 
-    def expect(self, candidate: Candidate) -> None:
-        """Expect of a candidate that its chunks take as long as an even one in the middle.
+    def expect(self, candidate: Candidate) -> int:
+        """What a candidate takes if its chunks do as long as an even one in the middle.
 
         Raises
         ------
@@ -88,12 +89,13 @@ class Judge:
         layers = -(-clock.model.layers // stages)
         cycles = layers * clock.layer(0, piece, before, self.options.causal_skip)
         pieces = -(-self.longest.new_tokens // piece)
+        if stages == 1 and pieces > 1:  # saves memory alone
+            return LONE * cycles * pieces
         if self.options.objective == "throughput":
-            candidate.expected = cycles * pieces
-        elif self._most_chunks(candidate, self.longest) == 1:
-            candidate.expected = cycles * pieces * stages
-        else:
-            candidate.expected = cycles * (pieces + stages - 1)
+            return cycles * pieces
+        if self._most_chunks(candidate, self.longest) == 1:
+            return cycles * pieces * stages
+        return cycles * (pieces + stages - 1)
 
     def raise_floor(self, candidate: Candidate) -> bool:
         """Ask for the next floor of a candidate, each dearer than the one before; False: no more.

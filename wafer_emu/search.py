@@ -29,7 +29,8 @@ __all__ = ["Found", "search"]
 Tell = Callable[[str, float], None]
 LAST_FLOORS = 1.5  # share of the time up to which what waits may still be ruled out
 UNFITTING = 2  # what other policies are expected to take, at least, where a plan does not fit
-FINEST = 12  # chunk counts that differ by less than this part of the best are not looked at
+HANDICAP = 1.1  # of rivals where a plan was slower than the best: they seldom gain as much
+FINEST = 20  # chunk counts that differ by less than this part of the best are not looked at
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ class _Search:
 
     judge: Judge
     policy: Policy
+    rivals: tuple[Policy, ...] = ()
     queue: list[Candidate] = field(default_factory=list)
     tried: list[dict[str, Any]] = field(default_factory=list)
     ruled_out: list[Candidate] = field(default_factory=list)  # their floor is above the best
@@ -63,14 +65,17 @@ class _Search:
             If regions do not allow so many stages.
         """
         candidate = Candidate(0, self.proposed, policy, stages, chunks)
-        self.judge.expect(candidate)
+        candidate.expected = self.judge.expect(candidate)
         heapq.heappush(self.queue, candidate)
         self.proposed += 1
         if chunks is not None:
             self.asked.setdefault((policy.name, stages), set()).add(chunks)
 
     def refine(self) -> bool:
-        """Queue the chunk counts halfway from the best to its neighbours; whether there are any."""
+        """Queue the chunk counts halfway from the best to its neighbours; whether there are any.
+
+        Under the policy asked for and all rivals that cut a prompt into as many chunks as wanted.
+        """
         if self.best is None or self.judge.options.chunks != "auto":
             return False
         _, _, plan = self.best
@@ -84,8 +89,15 @@ class _Search:
         halfway = {(below + chunks) // 2, (chunks + above) // 2}
         further = [each for each in halfway - known if abs(each - chunks) * FINEST >= chunks]
         for each in further:
-            self.add(plan.policy, stages, each)
+            self._add_all(stages, each)
         return bool(further)
+
+    def _add_all(self, stages: int, chunks: int) -> None:
+        """Queue stages and chunks under every policy that was asked for other chunks there."""
+        for policy in (self.policy, *self.rivals):
+            asked = self.asked.get((policy.name, stages), set())
+            if asked and chunks not in asked:
+                self.add(policy, stages, chunks)
 
     def rules_out(self, candidate: Candidate) -> bool:
         """Whether no plan of a candidate is better than the best so far, and is it known by now."""
@@ -113,7 +125,7 @@ class _Search:
         except (CapacityError, DeadlockError) as error:
             self.failure = error
             record["error"] = {"kind": error.kind, "message": error.message}
-            self._expect_of_others(candidate, UNFITTING * candidate.expected)
+            self._expect_of_others(candidate, UNFITTING * candidate.expected, 1.0)
             return
         record["cycles"] = cycles
         record["cores_used"] = plan.deployment.placement.cores_used
@@ -122,25 +134,32 @@ class _Search:
             self.best = cycles, policy is not self.policy, plan
             if climbs:
                 self._climb(candidate.stages, candidate.chunks)
-        self._expect_of_others(candidate, cycles)
+        elif candidate.stages == len(self.best[2].deployment.stages):
+            self.refine()
+        self._expect_of_others(candidate, cycles, HANDICAP if cycles > self.best[0] else 1.0)
 
-    def _expect_of_others(self, candidate: Candidate, cycles: int) -> None:
-        """Expect no less of other policies with the same stages and chunks."""
+    def _expect_of_others(self, candidate: Candidate, cycles: int, handicap: float) -> None:
+        """Expect no less of other policies with the same stages and chunks.
+
+        With a handicap for those that have not made the best plan.
+        """
+        ahead = self.best and self.best[2].policy.name
         for other in self.queue:
             if (other.stages, other.chunks) == (candidate.stages, candidate.chunks):
-                other.expected = max(other.expected, cycles)
+                least = max(other.expected, cycles)
+                other.expected = least if other.policy.name == ahead else int(least * handicap)
         heapq.heapify(self.queue)
 
     def _climb(self, stages: int, chunks: int | None) -> None:
-        """What has the next more chunks than a new best is tried next, whatever is expected."""
+        """What is tried next, whatever is expected: more chunks than a new best, and its rivals."""
+        if chunks is None:
+            return
         self.refine()
-        more = {
-            one.serial: one.chunks
-            for one in self.queue
-            if one.stages == stages and one.chunks and chunks and one.chunks > chunks
-        }
+        self._add_all(stages, chunks)
+        counts = {one.chunks or 0 for one in self.queue if one.stages == stages}
+        more = min((count for count in counts if count > chunks), default=chunks)
         for one in self.queue:
-            if one.serial in more and one.chunks == min(more.values()):
+            if one.stages == stages and one.chunks in (chunks, more):
                 one.expected = 0
 
     def _plan(self, workload: Workload, policy: Policy, options: Options) -> Plan:
@@ -203,7 +222,8 @@ def search(
         If the question itself is wrong, whatever the stages.
     """
     begun = time.monotonic()
-    hunt = _Search(Judge(wafer, model, workload, options, shelf), policy)
+    rivals = tuple(mocap.policy.get(name) for name in policy.rivals)
+    hunt = _Search(Judge(wafer, model, workload, options, shelf), policy, rivals)
     _fill(hunt)
     left: list[Candidate] = []
     share = 0.0
@@ -228,16 +248,15 @@ def search(
 def _fill(hunt: _Search) -> None:
     """Queue all candidates."""
     judge, policy = hunt.judge, hunt.policy
-    rivals = [mocap.policy.get(name) for name in policy.rivals]
     counts = list(stage_counts(judge.wafer, judge.model, policy, judge.options))
     wrong: UsageError | None = None
     for stages in counts:
-        for each in (policy, *rivals):
+        for each in (policy, *hunt.rivals):
             if each.stage_count not in (None, stages):
                 continue
             for chunks in chunk_counts(stages, each, judge.options, judge.longest):
-                if each is not policy and chunks == 1 and policy.uses:
-                    continue  # one chunk is cut alike by all
+                if each is not policy and policy.uses and each.uses and 1 in (stages, chunks):
+                    continue  # one chunk is cut alike by all; on one stage cuts save no time
                 try:
                     hunt.add(each, stages, chunks)
                 except UsageError as error:  # regions that this many stages do not allow

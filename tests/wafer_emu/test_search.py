@@ -86,6 +86,22 @@ def test_chunks_are_refined_around_the_best() -> None:
     assert not hunt.refine()
 
 
+def test_a_new_best_is_followed_by_more_chunks_and_by_its_rivals() -> None:
+    uniform, terapipe = mocap.policy.get("uniform"), mocap.policy.get("terapipe")
+    judge = Judge(WAFER, MODEL, WORKLOAD, replace(AUTO, stages=4), {})
+    hunt = _Search(judge, uniform, (terapipe, mocap.policy.get("gpipe")))
+    slower, faster = sorted((2, 6), key=lambda chunks: -makespan("uniform", 4, chunks))
+    hunt.add(uniform, 4, slower)
+    hunt.add(terapipe, 4, slower)
+    hunt.run(Candidate(0, 0, uniform, 4, slower))
+    hunt.run(Candidate(0, 0, uniform, 4, faster))
+    first = hunt.queue[0]
+    assert first.expected <= min(one.expected for one in hunt.queue)
+    assert first.chunks in (faster, min(n.chunks for n in hunt.queue if n.chunks > faster))
+    assert ("terapipe", faster) in {(one.policy.name, one.chunks) for one in hunt.queue}
+    assert "gpipe" not in {one.policy.name for one in hunt.queue}
+
+
 def test_what_was_chosen_can_be_asked_for() -> None:
     chosen = search(WAFER, MODEL, WORKLOAD, mocap.policy.get("mocap"), AUTO, {}).tried["chosen"]
     assert chosen["cycles"] == makespan(chosen["policy"], chosen["stages"], chosen["chunks"])

@@ -13,6 +13,8 @@ ledger     longest prompts that the real memory ledger holds, static and dynamic
 bandwidth  the price of the moves as the links between dies slow down
 crossover  the bandwidth below which MBKR stops paying
 overhead   LBCP that counts the moves against cuts that do not, on slow links
+joint      stages and chunks chosen together, and every rival at its own best (minutes a case, so
+           only if it is named)
 
 docs/mocap.md says how to read them.
 """
@@ -35,6 +37,7 @@ from mocap.mbkr import Reallocating
 from tools.mocap_bench import AMPLE_BYTES, LAYOUTS, Bench, Layouts, moved_bytes, price
 from tools.mocap_bounds import PARTNERS, bounds, coupling
 from tools.mocap_figures import draw, require_matplotlib
+from tools.mocap_joint import joint
 from tools.mocap_links import GRAIN_TOKENS, bandwidth, crossover, overhead
 from tools.processes import in_processes
 from tools.tables import Row, binds, limit, show
@@ -216,7 +219,9 @@ SECTIONS: dict[str, Callable[[Bench, Sequence[int]], Iterator[Row]]] = {
     "bandwidth": bandwidth,
     "crossover": crossover,
     "overhead": overhead,
+    "joint": joint,
 }
+LONG = ("joint",)  # sections that are measured only if they are named
 
 
 def summaries(rows: Sequence[Row], wafer: str) -> Iterator[str]:
@@ -258,7 +263,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("sections", nargs="*", metavar="SECTION", help="all, if none is named")
+    parser.add_argument(
+        "sections", nargs="*", metavar="SECTION", help="all but joint, if none is named"
+    )
     parser.add_argument("--wafer", default="wsc-54", help="one or more, with commas")
     parser.add_argument("--models", default="llama-3-8b,llama-3.1-70b,qwen2-72b")
     parser.add_argument("--tokens", default="16384,32768,65536,131072")
@@ -267,7 +274,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--markdown", action="store_true")
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args(arguments)
-    sections = asked.sections or [*SECTIONS]
+    sections = asked.sections or [name for name in SECTIONS if name not in LONG]
     for name in sections:
         if name not in SECTIONS:
             parser.error(f"there is no section {name!r}: choose from {', '.join(SECTIONS)}")

@@ -255,8 +255,8 @@ def _fill(hunt: _Search) -> None:
             if each.stage_count not in (None, stages):
                 continue
             for chunks in chunk_counts(stages, each, judge.options, judge.longest):
-                if each is not policy and policy.uses and each.uses and 1 in (stages, chunks):
-                    continue  # one chunk is cut alike by all; on one stage cuts save no time
+                if each is not policy and chunks == 1 and policy.uses:
+                    continue  # one chunk is cut alike by all
                 try:
                     hunt.add(each, stages, chunks)
                 except UsageError as error:  # regions that this many stages do not allow

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+import mocap.policy
 from tests.tools.small import CONFIG, bench
-from tools import mocap_bench, mocap_bounds, mocap_links
+from tools import mocap_bench, mocap_bounds, mocap_joint, mocap_links
 from tools import reproduce_mocap as tool
 from wafer_emu.model import Model
 from wafer_emu.options import Options
@@ -200,3 +201,16 @@ def test_several_wafers_stand_in_one_table(
     assert "| check-32x32 |" in said.out
     assert said.out.count("means of all") == 2
     assert (tmp_path / "figures" / "claims.png").exists()
+
+
+def test_no_rival_at_its_own_best_is_faster_than_the_joint_choice() -> None:
+    options = Options(stages="auto", chunks="auto", search_seconds=60.0)
+    small = mocap_bench.Bench(Wafer.preset("tiny-4x4"), Model.from_hf(CONFIG))
+    rows = list(mocap_joint.joint(small, [192, 100_000], options))
+    ran = [row for row in rows if "binds" not in row]
+    assert [row["asked for"] for row in ran] == ["mocap", *mocap.policy.get("mocap").rivals]
+    assert ran[0]["over mocap"] == 1
+    for row in ran:
+        assert row["left"] == 0
+        assert row["over mocap"] == row["latency [s]"] / ran[0]["latency [s]"] >= 1
+    assert len(rows) == 2 * len(ran)  # none holds the long prompt

@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mocap.cost_table import INTEGER_BITS, cost_table
+from mocap.cost_table import INTEGER_BITS, Known, cost_table
 from mocap.equal_chunks import least_maximum, move_pages
+from mocap.least_time import LeastTime
 from mocap.serving import atom, seq1f1b, sglang, vllm_ascend
 from wafer_kernels.errors import UsageError
 
@@ -40,6 +41,7 @@ __all__ = [
 Cost = Callable[[int, int], Any]
 
 GRID_UNITS = 128  # half of TeraPipe's own resolution, refined around what it finds
+EXACT = 1 - 1e-9  # floats are rounded down by this
 NEARBY = 5  # possible boundaries around each one found, when the grid is refined
 
 
@@ -128,12 +130,26 @@ def terapipe(
             _positive(**{name: value})
     width = step or -(-tokens // (GRID_UNITS * page_tokens)) * page_tokens
     edges = np.array([*range(0, tokens, width), tokens])
-    ends = _solve(edges, stages, cost, max_chunks, prefix_tokens)
+    units = len(edges) - 1
+    least = LeastTime(cost, tokens, prefix_tokens) if getattr(cost, "monotone", False) else None
+
+    def solve(edges: NDArray[np.int64], known_ends: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Boundaries that the dynamic program picks, both ends included."""
+        from wafer_kernels import partition as kernel
+
+        known: Known | None = None
+        if least is not None:
+            bound = float(makespan(np.diff(known_ends).tolist(), cost, stages, prefix_tokens))
+            known = Known(bound, EXACT * least.of_all(stages, bound))
+        table = cost_table(edges, stages, cost, prefix_tokens, known)
+        return edges[np.cumsum([0, *kernel.terapipe(table, stages, max_chunks or 0)])]
+
+    even = np.linspace(0, units, min(max_chunks or units, units) + 1).round().astype(np.int64)
+    ends = solve(edges, edges[even])
     while step is None and width > page_tokens and NEARBY * len(ends) <= GRID_UNITS:
         width = -(-width // (2 * page_tokens)) * page_tokens
         nearby = ends[:, None] + width * np.arange(-(NEARBY // 2), NEARBY // 2 + 1)
-        edges = np.unique(np.clip(nearby, 0, tokens))
-        ends = _solve(edges, stages, cost, max_chunks, prefix_tokens)
+        ends = solve(np.unique(np.clip(nearby, 0, tokens)), ends)
     return [int(size) for size in np.diff(ends)]
 
 
@@ -248,13 +264,3 @@ def _integers(cost: Cost, largest: Any) -> Callable[[int, int], int]:
         return int(value) if exact else round(float(value) * scale)
 
     return time
-
-
-def _solve(
-    edges: NDArray[np.int64], stages: int, cost: Cost, max_chunks: int | None, prefix_tokens: int
-) -> NDArray[np.int64]:
-    """Boundaries out of `edges` that TeraPipe's dynamic program picks, both ends included."""
-    from wafer_kernels import partition as kernel
-
-    table = cost_table(edges, stages, cost, max_chunks, prefix_tokens)
-    return edges[np.cumsum([0, *kernel.terapipe(table, stages, max_chunks or 0)])]

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mocap import overhead, partition
+from mocap.least_time import LeastTime
 from tests.naive import partition as naive
 from wafer_kernels.errors import UsageError
 
@@ -122,6 +123,47 @@ def test_terapipe_is_never_slower_than_cuts_on_its_grid(units, stages, chunks, c
         ):
             slower = partition.makespan(sizes, cost, stages)
             assert partition.makespan(best, cost, stages) <= slower
+
+
+class Rising:
+    """A cost that never falls, and says so."""
+
+    monotone = True
+
+    def __init__(self, cost):
+        self._cost = cost
+
+    def __call__(self, chunk, prefix):
+        return self._cost(chunk, prefix)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(1, 600),
+    st.integers(1, 8),
+    st.one_of(st.none(), st.integers(1, 20)),
+    st.integers(0, 900),
+    st.one_of(st.none(), st.integers(5, 40)),
+    staircases(),
+)
+def test_terapipe_leaves_out_no_chunk_of_a_best_cut(tokens, stages, most, prefix, step, cost):
+    known = partition.terapipe(tokens, stages, Rising(cost), step, most, prefix)
+    assert known == partition.terapipe(tokens, stages, cost, step, most, prefix)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(1, 300), min_size=1, max_size=9), st.integers(1, 6), staircases())
+def test_no_cut_takes_less_than_the_least_time(sizes, stages, cost):
+    bound = partition.makespan(sizes, cost, stages, 40)
+    least = LeastTime(cost, sum(sizes), 40).of_all(stages, bound)
+    assert 0 < least * (1 - 1e-9) <= sum(partition.times(sizes, cost, 40))
+
+
+def test_on_a_smooth_cost_the_least_time_is_near():
+    sizes = partition.terapipe(32_768, 8, smooth, 256, 32)
+    bound = partition.makespan(sizes, smooth, 8)
+    least = LeastTime(smooth, 32_768, 0).of_all(8, bound)
+    assert least > 0.8 * sum(partition.times(sizes, smooth))
 
 
 def test_terapipe_lets_the_last_unit_be_shorter():

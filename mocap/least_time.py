@@ -1,0 +1,98 @@
+"""What all chunks of a prompt take at least together, for a cost that rises with chunk and prefix.
+
+A chunk of c tokens that starts after p tokens takes ``t(c, p) / c`` a token, no less than the least
+such rate of any length after p or fewer tokens. Proof in docs/method.md, "TeraPipe".
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_right
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+__all__ = ["LeastTime"]
+
+MARKS = 16  # prefixes at which rates are worked out: fewer make the sum lower
+LADDER = 1.03  # ratio of neighbouring lengths that are asked for: wider makes the sum lower
+ROUNDS = 4  # of what all chunks take and how long one may be, each from the other
+
+
+@dataclass
+class LeastTime:
+    """Least sum of the times of chunks of ``tokens`` after ``prefix_tokens``, whatever the cut."""
+
+    cost: Callable[[int, int], Any]
+    tokens: int
+    prefix_tokens: int
+    _rates: dict[int, float] = field(default_factory=dict)
+
+    def of_all(self, stages: int, bound: float) -> float:
+        """Sum of all chunk times, at least, of a cut whose makespan is within a bound.
+
+        Its chunks take ``t <= bound / stages``, and ``(stages - 1) t`` beside the sum itself.
+        """
+        most, total = bound / stages, 0.0
+        for _ in range(ROUNDS):
+            total = self._sum(most)
+            if stages == 1 or (bound - total) / (stages - 1) >= most:
+                break
+            most = (bound - total) / (stages - 1)
+        return total
+
+    @cached_property
+    def _marks(self) -> list[int]:
+        """Tokens in front of which a chunk may start, besides the prefix."""
+        return sorted({self.tokens * mark // MARKS for mark in range(MARKS)})
+
+    @cached_property
+    def _ladder(self) -> list[int]:
+        """First lengths of the steps between which lengths are not told apart, and their end."""
+        lengths = [1]
+        while lengths[-1] <= self.tokens:
+            lengths.append(max(lengths[-1] + 1, int(lengths[-1] * LADDER)))
+        return [*lengths[:-1], self.tokens + 1]
+
+    def _sum(self, most: float) -> float:
+        """Tokens at the rate of the first mark that a chunk within ``most`` can hold them from."""
+        total, begin = 0.0, 0
+        for mark, following in pairwise([*self._marks, self.tokens]):
+            steps = self._steps(mark, most)
+            end = min(self.tokens, following - 1 + self._ladder[steps] - 1)
+            if following == self.tokens:
+                end = self.tokens
+            if end > begin:
+                total += (end - begin) * self._rate(mark, steps)
+                begin = end
+        return total
+
+    def _steps(self, mark: int, most: float) -> int:
+        """Steps of the ladder whose first length is within a time after a mark; one at least."""
+        within = range(1, len(self._ladder) - 1)
+        return 1 + bisect_right(within, False, key=lambda step: self._time(step, mark) > most)
+
+    def _time(self, step: int, mark: int) -> Any:
+        return self.cost(self._ladder[step], self.prefix_tokens + mark)
+
+    def _rate(self, mark: int, steps: int) -> float:
+        """Least time of a token of a chunk within so many steps that starts after a mark.
+
+        Between two lengths a chunk takes no less than the shorter, and its tokens no less than as a
+        part of the longer. The steps with the least such bound are halved down to single ones.
+        """
+        if mark not in self._rates:  # steps only get fewer later: the rate holds
+
+            def bounded(first: int, end: int) -> tuple[float, int, int]:
+                return float(self._time(first, mark)) / (self._ladder[end] - 1), first, end
+
+            spans = [bounded(0, steps)]
+            while spans[0][2] - spans[0][1] > 1:
+                _, first, end = heapq.heappop(spans)
+                middle = (first + end) // 2
+                heapq.heappush(spans, bounded(first, middle))
+                heapq.heappush(spans, bounded(middle, end))
+            self._rates[mark] = spans[0][0]
+        return self._rates[mark]

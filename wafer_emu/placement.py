@@ -226,6 +226,7 @@ def split_layers(
         )
     infinite = (math.inf, math.inf)
     most = min(layers - stages + 1, 2 * -(-layers // stages) + 1)  # no stage needs twice its share
+    bound = _even_split(layers, stages, cost)
     # best[j]: (slowest stage, sum of squares) of layers 0..j-1 on the stages so far
     best: list[tuple[float, float]] = [(0.0, 0.0)] + [infinite] * layers
     choice: list[list[int]] = []
@@ -237,7 +238,7 @@ def split_layers(
                 if slowest == math.inf:
                     continue
                 cycles = cost(stage, end - count, count)
-                if cycles is None:
+                if cycles is None or cycles > bound:
                     break
                 candidate = (max(slowest, cycles), squares + cycles * cycles)
                 if candidate < following[end]:
@@ -251,6 +252,18 @@ def split_layers(
         counts.append(chosen[end])
         end -= chosen[end]
     return counts[::-1]
+
+
+def _even_split(layers: int, stages: int, cost: Callable[[int, int, int], int | None]) -> float:
+    """Slowest stage of an even split, the fewer layers last; infinite if it cannot be held."""
+    share, more = divmod(layers, stages)
+    slowest, first = 0.0, 0
+    for stage in range(stages):
+        number = share + (stage < more)
+        cycles = cost(stage, first, number)
+        slowest = max(slowest, math.inf if cycles is None else cycles)
+        first += number
+    return slowest
 
 
 def place_stages(

@@ -269,7 +269,10 @@ def test_demo_compares_then_takes_a_prompt_between_terapipe_and_mocap(
     found = parsed(capsys, "demo", "-o", str(folder))["result"]
     policies = ("gpipe", "uniform", "terapipe", "lbcp", "mbkr", "mocap")
     tokens = 55_000 // 1024 * 1024
-    assert asked_for == [(32_768, policies, True), (tokens, ("terapipe", "mbkr", "mocap"), False)]
+    # The two run beside each other, so that either may begin.
+    assert sorted(asked_for) == [
+        (32_768, policies, True), (tokens, ("terapipe", "mbkr", "mocap"), False)
+    ]  # fmt: skip
     assert found["long_prompt"]["tokens"] == tokens
     assert found["files"] == {name: str(folder / f"{name}.h5") for name in policies}
     assert main(["demo", "-o", str(folder)]) == 0

@@ -7,6 +7,7 @@ such rate of any length after p or fewer tokens. Proof in docs/method.md, "TeraP
 from __future__ import annotations
 
 import heapq
+import math
 from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,37 +17,51 @@ from typing import Any
 
 __all__ = ["LeastTime"]
 
-MARKS = 16  # prefixes at which rates are worked out: fewer make the sum lower
-LADDER = 1.03  # ratio of neighbouring lengths that are asked for: wider makes the sum lower
+MARKS = 16  # prefixes, at most, at which rates are worked out: fewer make the sum lower
+FEW_STAGES = 4  # up to which that pays; with more, ``t <= bound / stages`` says nearly as much
+LADDER = 1.05  # ratio of neighbouring lengths that are asked for: wider makes the sum lower
 ROUNDS = 4  # of what all chunks take and how long one may be, each from the other
+NEWS = 0.98  # of the last bound, above which a lower one is no reason to sum anew
 
 
 @dataclass
 class LeastTime:
-    """Least sum of the times of chunks of ``tokens`` after ``prefix_tokens``, whatever the cut."""
+    """Least sum of the times of chunks of ``tokens`` after ``prefix_tokens``, whatever the cut.
+
+    For cuts whose makespan over ``stages`` is within a bound.
+    """
 
     cost: Callable[[int, int], Any]
     tokens: int
     prefix_tokens: int
+    stages: int
     _rates: dict[int, float] = field(default_factory=dict)
+    _known: tuple[float, float] = math.inf, 0.0  # the last bound, and the sum for it
 
-    def of_all(self, stages: int, bound: float) -> float:
+    def of_all(self, bound: float) -> float:
         """Sum of all chunk times, at least, of a cut whose makespan is within a bound.
 
-        Its chunks take ``t <= bound / stages``, and ``(stages - 1) t`` beside the sum itself.
+        Its chunks take ``t <= bound / stages``, and ``(stages - 1) t`` beside the sum itself. What
+        is asked for later has a lower bound.
         """
-        most, total = bound / stages, 0.0
+        if bound < NEWS * self._known[0]:
+            self._known = bound, self._within(bound)
+        return self._known[1]
+
+    def _within(self, bound: float) -> float:
+        most, total = bound / self.stages, 0.0
         for _ in range(ROUNDS):
             total = self._sum(most)
-            if stages == 1 or (bound - total) / (stages - 1) >= most:
+            if self.stages == 1 or (bound - total) / (self.stages - 1) >= most:
                 break
-            most = (bound - total) / (stages - 1)
+            most = (bound - total) / (self.stages - 1)
         return total
 
     @cached_property
     def _marks(self) -> list[int]:
         """Tokens in front of which a chunk may start, besides the prefix."""
-        return sorted({self.tokens * mark // MARKS for mark in range(MARKS)})
+        count = max(1, MARKS * FEW_STAGES**2 // max(FEW_STAGES, self.stages) ** 2)
+        return sorted({self.tokens * mark // count for mark in range(count)})
 
     @cached_property
     def _ladder(self) -> list[int]:

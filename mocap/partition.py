@@ -131,7 +131,9 @@ def terapipe(
     width = step or -(-tokens // (GRID_UNITS * page_tokens)) * page_tokens
     edges = np.array([*range(0, tokens, width), tokens])
     units = len(edges) - 1
-    least = LeastTime(cost, tokens, prefix_tokens) if getattr(cost, "monotone", False) else None
+    least = (
+        LeastTime(cost, tokens, prefix_tokens, stages) if getattr(cost, "monotone", False) else None
+    )
 
     def solve(edges: NDArray[np.int64], known_ends: NDArray[np.int64]) -> NDArray[np.int64]:
         """Boundaries that the dynamic program picks, both ends included."""
@@ -140,7 +142,7 @@ def terapipe(
         known: Known | None = None
         if least is not None:
             bound = float(makespan(np.diff(known_ends).tolist(), cost, stages, prefix_tokens))
-            known = Known(bound, EXACT * least.of_all(stages, bound))
+            known = Known(bound, EXACT * least.of_all(bound))
         table = cost_table(edges, stages, cost, prefix_tokens, known)
         return edges[np.cumsum([0, *kernel.terapipe(table, stages, max_chunks or 0)])]
 

@@ -155,14 +155,14 @@ def test_terapipe_leaves_out_no_chunk_of_a_best_cut(tokens, stages, most, prefix
 @given(st.lists(st.integers(1, 300), min_size=1, max_size=9), st.integers(1, 6), staircases())
 def test_no_cut_takes_less_than_the_least_time(sizes, stages, cost):
     bound = partition.makespan(sizes, cost, stages, 40)
-    least = LeastTime(cost, sum(sizes), 40).of_all(stages, bound)
+    least = LeastTime(cost, sum(sizes), 40, stages).of_all(bound)
     assert 0 < least * (1 - 1e-9) <= sum(partition.times(sizes, cost, 40))
 
 
 def test_on_a_smooth_cost_the_least_time_is_near():
-    sizes = partition.terapipe(32_768, 8, smooth, 256, 32)
-    bound = partition.makespan(sizes, smooth, 8)
-    least = LeastTime(smooth, 32_768, 0).of_all(8, bound)
+    sizes = partition.terapipe(32_768, 4, smooth, 256, 32)
+    bound = partition.makespan(sizes, smooth, 4)
+    least = LeastTime(smooth, 32_768, 0, 4).of_all(bound)
     assert least > 0.8 * sum(partition.times(sizes, smooth))
 
 

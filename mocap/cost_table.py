@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["INTEGER_BITS", "Known", "cost_table"]
+__all__ = ["INTEGER_BITS", "Cost", "Known", "cost_table"]
 
 Cost = Callable[[int, int], Any]
 

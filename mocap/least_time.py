@@ -9,18 +9,20 @@ from __future__ import annotations
 import heapq
 import math
 from bisect import bisect_right
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
-__all__ = ["LeastTime"]
+from mocap.cost_table import Cost
+
+__all__ = ["EXACT", "LeastTime"]
 
 MARKS = 16  # prefixes, at most, at which rates are worked out: fewer make the sum lower
 FEW_STAGES = 4  # up to which that pays; with more, ``t <= bound / stages`` says nearly as much
 LADDER = 1.05  # ratio of neighbouring lengths that are asked for: wider makes the sum lower
 ROUNDS = 4  # of what all chunks take and how long one may be, each from the other
+EXACT = 1 - 1e-9  # floats are rounded down by this
 NEWS = 0.98  # of the last bound, above which a lower one is no reason to sum anew
 
 
@@ -31,7 +33,7 @@ class LeastTime:
     For cuts whose makespan over ``stages`` is within a bound.
     """
 
-    cost: Callable[[int, int], Any]
+    cost: Cost
     tokens: int
     prefix_tokens: int
     stages: int
@@ -55,7 +57,7 @@ class LeastTime:
             if self.stages == 1 or (bound - total) / (self.stages - 1) >= most:
                 break
             most = (bound - total) / (self.stages - 1)
-        return total
+        return EXACT * total
 
     @cached_property
     def _marks(self) -> list[int]:
@@ -77,8 +79,6 @@ class LeastTime:
         for mark, following in pairwise([*self._marks, self.tokens]):
             steps = self._steps(mark, most)
             end = min(self.tokens, following - 1 + self._ladder[steps] - 1)
-            if following == self.tokens:
-                end = self.tokens
             if end > begin:
                 total += (end - begin) * self._rate(mark, steps)
                 begin = end

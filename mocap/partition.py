@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mocap.cost_table import INTEGER_BITS, Known, cost_table
+from mocap.cost_table import INTEGER_BITS, Cost, Known, cost_table
 from mocap.equal_chunks import least_maximum, move_pages
 from mocap.least_time import LeastTime
 from mocap.serving import atom, seq1f1b, sglang, vllm_ascend
@@ -38,10 +38,7 @@ __all__ = [
     "vllm_ascend",
 ]
 
-Cost = Callable[[int, int], Any]
-
 GRID_UNITS = 128  # half of TeraPipe's own resolution, refined around what it finds
-EXACT = 1 - 1e-9  # floats are rounded down by this
 NEARBY = 5  # possible boundaries around each one found, when the grid is refined
 
 
@@ -142,7 +139,7 @@ def terapipe(
         known: Known | None = None
         if least is not None:
             bound = float(makespan(np.diff(known_ends).tolist(), cost, stages, prefix_tokens))
-            known = Known(bound, EXACT * least.of_all(bound))
+            known = Known(bound, least.of_all(bound))
         table = cost_table(edges, stages, cost, prefix_tokens, known)
         return edges[np.cumsum([0, *kernel.terapipe(table, stages, max_chunks or 0)])]
 

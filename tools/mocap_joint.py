@@ -28,12 +28,11 @@ def joint(bench: Bench, lengths: Sequence[int], options: Options | None = None) 
     quick = options or Options(stages="auto", chunks="auto")
     patient = replace(quick, search_seconds=PATIENCE * quick.search_seconds)
     for tokens in lengths:
-        reference: float | None = None
+        workload, reference = Workload.single(tokens), None
         for name in (ASKED, *mocap.policy.get(ASKED).rivals):
             policy = mocap.policy.get(name)
             row: Row = {"model": bench.model.name, "tokens": tokens, "asked for": name}
             asked = quick if name == ASKED else patient
-            workload = Workload.single(tokens)
             try:
                 found = search(bench.wafer, bench.model, workload, policy, asked, {}).tried
             except CapacityError as error:

@@ -17,7 +17,6 @@ from mocap.policy import Policy, Request
 from wafer_emu.deployment import Deployment
 from wafer_emu.memory import StageMemory
 from wafer_emu.order import Order, quanta_per_token
-from wafer_emu.program import attention_operation
 from wafer_emu.stage_clocks import Shelf, attention_levels, with_attention
 
 __all__ = ["Moment", "beside_kv", "moments", "moments_of", "shrunk", "used"]
@@ -167,9 +166,7 @@ def used(order: Order, shelf: Shelf) -> Deployment:
                     )
                     for tile, prefixes in pieces.items()
                     for operation in [
-                        attention_operation(
-                            clock.model, layer, tile, 0, deployment.options.causal_skip
-                        )
+                        clock.layer_attention(layer, tile, deployment.options.causal_skip)
                     ]
                 )
         most = max(known[id(clock), kind] for _, kind in kinds)

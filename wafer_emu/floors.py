@@ -13,6 +13,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
+from mocap.least_time import EXACT
 from mocap.policy import Request
 from wafer_emu.clock import Clock
 from wafer_emu.deployment import Deployment
@@ -28,7 +29,6 @@ PREFIXES = 128  # at which attention is asked for: fewer make floors lower
 WATCHED_ROUNDS = 8  # whole ones, after which a piece that is a tile longer counts as no longer
 THINNING = 1.1  # growth of long sizes: what that costs in tightness
 RATES = (0.85, 0.9, 0.94, 0.97, 0.985, 1.0, 1.015, 1.03)  # of attention's, tried for the best floor
-EXACT = 1 - 1e-9  # floats are rounded down by this
 
 
 def _pairs(tokens: Int64 | int, before: Int64 | int, window: int | None) -> Float:

@@ -271,12 +271,12 @@ def _block_work(
 ) -> Work:
     """Work of one query block: every head does the same steps, over all its key splits."""
     element, width = clock.grid.element_bytes, operation.key_width + operation.value_width
+    tiles = attention_count.key_tiles(cost, block, earlier)
     steps: defaultdict[tuple[int, int], int] = defaultdict(int)
-    for queries, keys, times in attention_count.block_steps(cost, block, earlier).tolist():
+    for queries, keys, times in attention_count.block_steps(cost, block, tiles).tolist():
         steps[queries, keys] += times
     of_a_head = _sum(_step_work(cost, *shape).times(times) for shape, times in steps.items())
-    pairs = attention_count.block_pairs(cost, block, earlier)
-    tiles = attention_count.key_tiles(cost, block, earlier)
+    pairs = attention_count.block_pairs(cost, block, tiles)
     shifted = int(tiles[:, 1].sum()) * operation.heads * width * element * (cost.rows - 1)
     work = of_a_head.times(operation.heads)._replace(macs=pairs * operation.heads * width)
     work = work.plus(_around(shifted, cost.rows, cost.rows, clock.region.dies(clock.wafer)[0]))

@@ -88,10 +88,10 @@ def _runs(cost: AttentionCost, chunk: int, tiles: Int64) -> Int64:
 
 
 @kernel()
-def block_pairs(cost: AttentionCost, chunk: int, prefix: int) -> int:
+def block_pairs(cost: AttentionCost, chunk: int, tiles: Int64) -> int:
     """(query, key) pairs of one query block that the mask lets through, of all its key tiles."""
     pairs = 0
-    for first_key, size, _ in key_tiles(cost, chunk, prefix):
+    for first_key, size, _ in tiles:
         pairs += visible_pairs(cost, chunk, first_key, first_key + size - 1)
     return pairs
 
@@ -112,13 +112,13 @@ def block_busy(cost: AttentionCost, chunk: int, prefix: int, busy: Int64) -> Non
 
 
 @kernel()
-def block_steps(cost: AttentionCost, chunk: int, prefix: int) -> Int64:
-    """Ring steps of one query block, over all rows and key splits of one head (steps, 3).
+def block_steps(cost: AttentionCost, chunk: int, tiles: Int64) -> Int64:
+    """Ring steps of one query block and its key tiles, all rows and splits of a head (steps, 3).
 
     Of each: queries of a row, keys of a tile, how often they are multiplied; a shape may come more
     than once.
     """
-    runs = _runs(cost, chunk, key_tiles(cost, chunk, prefix))
+    runs = _runs(cost, chunk, tiles)
     steps = np.empty((runs.shape[0] * cost.rows, 3), np.int64)
     count = 0
     for size, _, low, high, times in runs:

@@ -72,7 +72,7 @@ def _way_cycles(
 
 @kernel()
 def _earlier_keys(cost: tuple[Any, ...], blocks: Blocks, chunk: int, prefix: int) -> Int64:
-    """Keys (B,) besides its own that each block meets: :meth:`Clock.earlier_keys`."""
+    """Keys (B,) besides its own that each block meets: in front of it, or all, that are shown."""
     named = AttentionCost(CoreCost(*cost[0]), *cost[1:])
     earlier = np.full(blocks.sizes.size, prefix)
     if named.causal_skip == 1:

@@ -21,7 +21,7 @@ from wafer_kernels.attention import (
     shift_cycles,
     step_cycles,
 )
-from wafer_kernels.attention_count import block_busy, block_pairs, visible_pairs
+from wafer_kernels.attention_count import block_busy, block_pairs, key_tiles, visible_pairs
 from wafer_kernels.mesh import part_size
 from wafer_kernels.systolic import simd_core, systolic_core, tile_cycles
 
@@ -94,7 +94,7 @@ def twin(cost, chunk, prefix=0):
 def busy(cost, chunk, prefix):
     found = np.zeros((cost.splits, cost.rows), np.int64)
     block_busy(cost, chunk, prefix, found)
-    return block_pairs(cost, chunk, prefix), found
+    return block_pairs(cost, chunk, key_tiles(cost, chunk, prefix)), found
 
 
 def block_cycles(cost, chunk, prefix):

@@ -18,7 +18,10 @@ def shapes(steps):
 @few
 @given(regions(), tokens, prefixes)
 def test_steps_of_every_shape_are_the_twin(cost, chunk, prefix):
-    assert shapes(block_steps(cost, chunk, prefix)) == twin(cost, chunk, prefix).steps()
+    assert (
+        shapes(block_steps(cost, chunk, key_tiles(cost, chunk, prefix)))
+        == twin(cost, chunk, prefix).steps()
+    )
 
 
 @few
@@ -37,6 +40,6 @@ def test_tiles_hold_every_key_that_is_seen_once(cost, chunk, prefix):
 def test_busy_cycles_are_the_steps_at_their_cost(cost, chunk, prefix):
     busy = np.zeros((cost.splits, cost.rows), np.int64)
     block_busy(cost, chunk, prefix, busy)
-    steps = shapes(block_steps(cost, chunk, prefix))
+    steps = shapes(block_steps(cost, chunk, key_tiles(cost, chunk, prefix)))
     cycles = sum(count * step_cycles(cost, *shape) for shape, count in steps.items())
     assert busy.sum() == cycles
